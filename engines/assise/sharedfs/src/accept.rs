@@ -60,7 +60,7 @@ pub struct Door {
 }
 
 /// A connection without a session.
-struct Knocked {
+struct PendingConnection {
     uid: u32,
     stage: Stage,
 }
@@ -84,7 +84,7 @@ struct Greeting {
 type Arrival = OnceLock<Option<SessionId>>;
 
 /// A client whose session is being set up or exists.
-struct Inside {
+struct AdmittedClient {
     peer: Arc<Peer>,
     arrival: Arc<Arrival>,
     /// The client ended, or sent a message out of turn, while its session was being set up: its connection is polled no
@@ -92,21 +92,21 @@ struct Inside {
     gone: bool,
 }
 
-impl Inside {
+impl AdmittedClient {
     fn is_under_way(&self) -> bool {
         self.arrival.get().is_none()
     }
 }
 
 /// The listener thread and its data.
-struct Keeper {
+struct ListenerThread {
     core: Arc<Core>,
-    door: Door,
+    settings: Door,
     /// Signalled when a greeting is over; `heard` is the end that the thread polls.
     bell: Arc<Connection>,
     heard: Connection,
-    knocked: Vec<Knocked>,
-    inside: Vec<Inside>,
+    pending: Vec<PendingConnection>,
+    admitted: Vec<AdmittedClient>,
 }
 
 impl Core {
@@ -114,18 +114,19 @@ impl Core {
     ///
     /// # Errors
     /// `Ipc`: no thread or descriptor is free for it.
-    pub fn open_door(self: &Arc<Self>, door: Door) -> Result<(), Error> {
+    pub fn start_listener(self: &Arc<Self>, settings: Door) -> Result<(), Error> {
         let (bell, heard) = Connection::pair()?;
         let (core, bell) = (self.clone(), Arc::new(bell));
         // Only the first listener of a daemon is woken when the daemon ends; a second one finds out within [`LOOK`].
-        let _ = self.door_bell.set(bell.clone());
-        let mut keeper = Keeper { core, door, bell, heard, knocked: Vec::new(), inside: Vec::new() };
-        self.spawn("door", move || keeper.keep())
+        let _ = self.listener_bell.set(bell.clone());
+        let mut thread =
+            ListenerThread { core, settings, bell, heard, pending: Vec::new(), admitted: Vec::new() };
+        self.spawn("listener", move || thread.run())
     }
 
     /// Makes the listener thread check at once whether the daemon ends.
-    pub fn ring_at_door(&self) {
-        if let Some(bell) = self.door_bell.get() {
+    pub fn wake_listener(&self) {
+        if let Some(bell) = self.listener_bell.get() {
             // If the socket's queue is full, the thread is about to be woken anyway.
             let _ = bell.send(MessageKind::Note, &[], &[]);
         }
@@ -133,7 +134,7 @@ impl Core {
 
     /// Creates the session of a client that has greeted. Runs on the session's own thread, so that waiting for its
     /// predecessor never blocks the listener. `None` if the client gets no session.
-    fn let_in(self: &Arc<Self>, greeting: Greeting) -> Option<SessionId> {
+    fn begin_session(self: &Arc<Self>, greeting: Greeting) -> Option<SessionId> {
         let Greeting { peer, caller, former } = greeting;
         let pid = number_of(&peer);
         self.end_former(&caller, pid, former);
@@ -164,7 +165,7 @@ impl Core {
             session.peer = Some(peer.clone());
         }
         if self.welcome(&peer, &attached, session).is_err() {
-            self.eject(session, crate::leases::Reason::Left);
+            self.terminate(session, crate::leases::TerminationReason::Left);
             return None;
         }
         Some(session)
@@ -195,8 +196,8 @@ impl Core {
     }
 }
 
-impl Keeper {
-    fn keep(&mut self) {
+impl ListenerThread {
+    fn run(&mut self) {
         let mut is_open = true;
         // Acquire: pairs with the Release in `Daemon::stop`.
         while self.core.ending.load(Ordering::Acquire) == 0 {
@@ -204,8 +205,8 @@ impl Keeper {
             is_open = self.admit();
             self.hear();
             self.begin_greetings();
-            self.inside.retain_mut(|guest| is_there(&self.core, guest));
-            self.core.state.lock().drop_estates_of_dead(&self.core);
+            self.admitted.retain_mut(|guest| is_there(&self.core, guest));
+            self.core.state.lock().drop_detached_of_dead(&self.core);
         }
     }
 
@@ -219,20 +220,20 @@ impl Keeper {
         };
         let asked = |descriptor: &Descriptor| asked_for(descriptor, libc::POLLIN);
         let mut all = vec![asked(self.heard.descriptor())];
-        all.extend(is_open.then(|| asked(self.door.listener.descriptor())));
-        for guest in &self.knocked {
+        all.extend(is_open.then(|| asked(self.settings.listener.descriptor())));
+        for guest in &self.pending {
             all.push(match &guest.stage {
                 Stage::Silent(connection, _) => asked(connection.descriptor()),
                 // A message before its turn is read when its session is set up.
                 Stage::Greeted(Greeting { peer, .. }) => asked_for(peer.connection().descriptor(), 0),
             });
         }
-        for guest in self.inside.iter().filter(|guest| !guest.gone) {
+        for guest in self.admitted.iter().filter(|guest| !guest.gone) {
             all.push(asked(guest.peer.connection().descriptor()));
             all.push(asked(guest.peer.process()));
         }
-        let lifelines = self.core.state.lock().heirs.lifelines();
-        all.extend(lifelines.iter().map(|(_, lifeline)| asked(lifeline.descriptor())));
+        let liveness_sockets = self.core.state.lock().detached.liveness_sockets();
+        all.extend(liveness_sockets.iter().map(|(_, liveness_socket)| asked(liveness_socket.descriptor())));
         // However the wait ends, all connections are checked.
         let _ = poll(&mut all, Some(if is_open { LOOK } else { PAUSE }));
         for _ in 0..GREETING_MAX {
@@ -247,38 +248,38 @@ impl Keeper {
         // A client that has greeted makes room as soon as its session begins. So the connection that is dropped here is
         // of a client that has sent nothing, or of a user for whom many sessions are being set up.
         for _ in 0..GREETING_MAX {
-            let connection = match accept(&self.door) {
+            let connection = match accept(&self.settings) {
                 Ok(Some(connection)) => connection,
                 Ok(None) => return true,
                 Err(_) => return false,
             };
             let Ok(uid) = uid_of(&connection) else { continue };
-            if self.knocked.len() >= GREETING_MAX {
+            if self.pending.len() >= GREETING_MAX {
                 self.hear();
                 self.begin_greetings();
             }
-            if self.knocked.len() >= GREETING_MAX {
-                let uids: Vec<u32> = self.knocked.iter().map(|one| one.uid).collect();
-                self.knocked.remove(who_gives_way(&uids));
+            if self.pending.len() >= GREETING_MAX {
+                let uids: Vec<u32> = self.pending.iter().map(|one| one.uid).collect();
+                self.pending.remove(oldest_of_most(&uids));
             }
             let until = self.core.host.now().after(GREETING);
-            self.knocked.push(Knocked { uid, stage: Stage::Silent(connection, until) });
+            self.pending.push(PendingConnection { uid, stage: Stage::Silent(connection, until) });
         }
         true
     }
 
     /// Reads greetings. Keeps the clients that have greeted and those that still may.
     fn hear(&mut self) {
-        for Knocked { uid, stage } in std::mem::take(&mut self.knocked) {
+        for PendingConnection { uid, stage } in std::mem::take(&mut self.pending) {
             let stage = match stage {
-                Stage::Silent(connection, until) => match connection.hello(&self.door.library) {
+                Stage::Silent(connection, until) => match connection.hello(&self.settings.library) {
                     Ok(None) if self.core.host.now() < until => Some(Stage::Silent(connection, until)),
                     Ok(None) | Err(_) => None,
                     Ok(Some(hello)) => self.greeted(connection, &hello).map(Stage::Greeted),
                 },
                 Stage::Greeted(greeting) => greeting.peer.is_up().then_some(Stage::Greeted(greeting)),
             };
-            self.knocked.extend(stage.map(|stage| Knocked { uid, stage }));
+            self.pending.extend(stage.map(|stage| PendingConnection { uid, stage }));
         }
     }
 
@@ -292,7 +293,7 @@ impl Keeper {
         let peer = Arc::new(Peer::new(connection).ok()?);
         let credentials = peer.credentials();
         let gateway = hello.role.get() == ROLE_GATEWAY;
-        let trusted = gateway && (credentials.uid == 0 || credentials.uid == self.door.uid);
+        let trusted = gateway && (credentials.uid == 0 || credentials.uid == self.settings.uid);
         let caller = if trusted {
             Caller::ROOT
         } else {
@@ -301,25 +302,25 @@ impl Keeper {
         let former = hello.session.get();
         // The former session is marked now, so that it is kept even if its process hangs up before the turn of this
         // greeting.
-        self.core.expect_heir(&caller, number_of(&peer), former);
+        self.core.expect_successor(&caller, number_of(&peer), former);
         Some(Greeting { peer, caller, former })
     }
 
     /// Starts the threads of the greetings whose turn it is.
     fn begin_greetings(&mut self) {
-        if !self.knocked.iter().any(|one| matches!(one.stage, Stage::Greeted(_))) {
+        if !self.pending.iter().any(|one| matches!(one.stage, Stage::Greeted(_))) {
             return;
         }
         let (mut all, mut of_user, mut busy) = (0, HashMap::new(), BTreeSet::new());
-        for guest in self.inside.iter().filter(|guest| guest.is_under_way()) {
+        for guest in self.admitted.iter().filter(|guest| guest.is_under_way()) {
             all += 1;
             *of_user.entry(guest.peer.credentials().uid).or_insert(0) += 1;
             busy.insert(number_of(&guest.peer));
         }
         let max = self.core.config.greetings_max;
-        for Knocked { uid, stage } in std::mem::take(&mut self.knocked) {
+        for PendingConnection { uid, stage } in std::mem::take(&mut self.pending) {
             let Stage::Greeted(greeting) = stage else {
-                self.knocked.push(Knocked { uid, stage });
+                self.pending.push(PendingConnection { uid, stage });
                 continue;
             };
             let (number, mine) = (number_of(&greeting.peer), of_user.entry(uid).or_insert(0));
@@ -334,7 +335,7 @@ impl Keeper {
             } else if has_turn && all == 0 {
                 greeting.peer.connection().refuse(REFUSED_FULL, NO_DESCRIPTOR);
             } else {
-                self.knocked.push(Knocked { uid, stage: Stage::Greeted(greeting) });
+                self.pending.push(PendingConnection { uid, stage: Stage::Greeted(greeting) });
             }
         }
     }
@@ -343,7 +344,7 @@ impl Keeper {
         let (peer, arrival) = (greeting.peer.clone(), Arc::new(Arrival::new()));
         let (core, bell, arrives) = (self.core.clone(), self.bell.clone(), arrival.clone());
         let begun = self.core.spawn("session", move || {
-            let session = core.let_in(greeting);
+            let session = core.begin_session(greeting);
             // Only this thread sets it.
             let _ = arrives.set(session);
             // If the socket's queue is full, the thread is about to be woken anyway.
@@ -355,7 +356,7 @@ impl Keeper {
             }
         });
         match begun {
-            Ok(()) => self.inside.push(Inside { peer, arrival, gone: false }),
+            Ok(()) => self.admitted.push(AdmittedClient { peer, arrival, gone: false }),
             Err(_) => peer.connection().refuse(REFUSED_FULL, "no thread is left for another session"),
         }
     }
@@ -363,7 +364,7 @@ impl Keeper {
 
 /// Whether a client lives and is silent. If not, the ring of its session is closed, as soon as there is a session, which
 /// ends the serving thread.
-fn is_there(core: &Core, guest: &mut Inside) -> bool {
+fn is_there(core: &Core, guest: &mut AdmittedClient) -> bool {
     // After its greeting a LibFS sends nothing over this connection: a message is treated like the end of the process.
     let is_silent = || matches!(guest.peer.connection().receive(), Ok(None));
     let arrival = guest.arrival.get().copied();
@@ -389,23 +390,23 @@ fn number_of(peer: &Peer) -> u32 {
 }
 
 /// More connections than can wait in the backlog.
-const TURNED_AWAY_MAX: u32 = 8192;
+const REJECTED_MAX: u32 = 8192;
 
 /// Rejects all connections in the backlog because the medium of the pool is full: no daemon can serve them before space
 /// is freed, and they would wait for a minute and a half.
 pub fn turn_away(listener: &Listener, why: &Error) {
-    turn_all_away(listener, REFUSED_SPACE, &why.to_string());
+    reject_all_waiting(listener, REFUSED_SPACE, &why.to_string());
 }
 
 /// Rejects all connections in the backlog of a node that does not lead, with the reason.
 pub fn turn_away_from_standby(listener: &Listener, why: &str) {
-    turn_all_away(listener, REFUSED_STANDBY, why);
+    reject_all_waiting(listener, REFUSED_STANDBY, why);
 }
 
-fn turn_all_away(listener: &Listener, reason: u32, why: &str) {
+fn reject_all_waiting(listener: &Listener, reason: u32, why: &str) {
     // Clients that come back at once would else keep this process from ending. After an error no more of them can be
     // told.
-    for _ in 0..TURNED_AWAY_MAX {
+    for _ in 0..REJECTED_MAX {
         let Ok(Some(waiting)) = listener.accept() else { return };
         // If the greeting stayed unread, the client would see a broken connection instead of the reason.
         let _ = waiting.receive();
@@ -417,14 +418,14 @@ fn turn_all_away(listener: &Listener, reason: u32, why: &str) {
 ///
 /// # Errors
 /// No descriptor is free beside the reserved ones.
-fn accept(door: &Door) -> Result<Option<Connection>, ipc::Error> {
+fn accept(settings: &Door) -> Result<Option<Connection>, ipc::Error> {
     // A client that greets is told that there is no session for it: for that, more descriptors may be used than for a
     // session.
     let kept = kept_descriptors() / 2;
     if descriptors_left(kept + 1) <= kept {
         return Err(ipc::Error::System { call: "accept4", errno: libc::EMFILE });
     }
-    door.listener.accept()
+    settings.listener.accept()
 }
 
 /// Whether so many descriptors are free beside those that are reserved.
@@ -441,13 +442,13 @@ fn kept_descriptors() -> usize {
 
 /// Picks the connection to drop when the list of pending connections is full, given their users: the oldest one of the
 /// user with the most. So a user who fills the list only keeps out their own processes.
-fn who_gives_way(uids: &[u32]) -> usize {
+fn oldest_of_most(uids: &[u32]) -> usize {
     let mut of_user = HashMap::new();
     for uid in uids {
         *of_user.entry(uid).or_insert(0) += 1;
     }
     let most = of_user.values().max().copied().unwrap_or(0);
-    uids.iter().position(|uid| of_user[uid] == most).expect("somebody is at a full door")
+    uids.iter().position(|uid| of_user[uid] == most).expect("a full list is not empty")
 }
 
 /// A second descriptor of a pool file.
@@ -465,23 +466,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_there_of_who_has_most_gives_way() {
-        assert_eq!(who_gives_way(&[7]), 0);
-        assert_eq!(who_gives_way(&[7, 8, 8]), 1);
-        assert_eq!(who_gives_way(&[8, 7, 7, 8, 8]), 0);
-        assert_eq!(who_gives_way(&[7, 8]), 0);
+    fn the_oldest_of_the_user_with_most_gives_way() {
+        assert_eq!(oldest_of_most(&[7]), 0);
+        assert_eq!(oldest_of_most(&[7, 8, 8]), 1);
+        assert_eq!(oldest_of_most(&[8, 7, 7, 8, 8]), 0);
+        assert_eq!(oldest_of_most(&[7, 8]), 0);
     }
 
     #[test]
-    fn a_user_who_fills_the_door_keeps_another_in_his_place() {
+    fn a_user_who_fills_the_list_keeps_out_no_other_user() {
         let (crowd, one) = (1000, 1001);
-        let mut door = vec![one];
+        let mut list = vec![one];
         for _ in 0..3 * GREETING_MAX {
-            if door.len() >= GREETING_MAX {
-                door.remove(who_gives_way(&door));
+            if list.len() >= GREETING_MAX {
+                list.remove(oldest_of_most(&list));
             }
-            door.push(crowd);
+            list.push(crowd);
         }
-        assert_eq!((door.len(), door[0]), (GREETING_MAX, one));
+        assert_eq!((list.len(), list[0]), (GREETING_MAX, one));
     }
 }

@@ -11,7 +11,7 @@ use crate::commits::Entries;
 use crate::daemon::Attached;
 use crate::error::Error;
 use crate::fair::may_take;
-use crate::leases::Reason;
+use crate::leases::TerminationReason;
 use crate::register::attach_entry;
 use crate::replay::table::OpenLog;
 use crate::session::{Beginning, Session, Shared, session_of};
@@ -27,7 +27,7 @@ use zerocopy::little_endian::{U32, U64};
 
 /// Numbers that are given out once: the log's uid, with its file if it was ready, the version of the session's own
 /// range, and the range's start.
-struct Drawn {
+struct DrawnNumbers {
     log: LogUid,
     file: Option<Arc<LogFile>>,
     version: LeaseVersion,
@@ -52,8 +52,14 @@ impl Core {
         begun
     }
 
-    fn begin_as(&self, drawn: Drawn, caller: Caller, pid: u32, former: u64) -> Result<Attached, Error> {
-        let Drawn { log, file, version, first_inode } = drawn;
+    fn begin_as(
+        &self,
+        drawn: DrawnNumbers,
+        caller: Caller,
+        pid: u32,
+        former: u64,
+    ) -> Result<Attached, Error> {
+        let DrawnNumbers { log, file, version, first_inode } = drawn;
         let life = (log, Incarnation::new(1));
         let file = match file {
             Some(file) => {
@@ -105,23 +111,24 @@ impl Core {
     pub fn end_former(&self, caller: &Caller, pid: u32, former: u64) {
         let started = self.host.started(pid);
         let over = |(id, session): (&SessionId, &Session)| {
-            let over = session.is_of(caller, pid, started) && (id.0 == former || session.unheard);
+            let over =
+                session.is_of(caller, pid, started) && (id.0 == former || session.resume_unacknowledged);
             over.then_some(*id)
         };
         let over: Vec<SessionId> = self.state.lock().sessions.iter().filter_map(over).collect();
         for id in over {
-            self.eject(id, Reason::HandedOver);
+            self.terminate(id, TerminationReason::HandedOver);
         }
     }
 
     /// A process has said that it goes on from session `former`: however that session ends from here on, its state is
     /// kept.
-    pub fn expect_heir(&self, caller: &Caller, pid: u32, former: u64) {
+    pub fn expect_successor(&self, caller: &Caller, pid: u32, former: u64) {
         let started = self.host.started(pid);
         let mut state = self.state.lock();
         let session = state.sessions.get_mut(&SessionId(former));
         if let Some(session) = session.filter(|session| session.is_of(caller, pid, started)) {
-            session.unheard = true;
+            session.resume_unacknowledged = true;
         }
     }
 
@@ -184,7 +191,7 @@ impl Core {
 
     /// Draws numbers for a new log of a user, and takes its file if one is ready. From here on the session counts
     /// against the limits.
-    fn draw_numbers(&self, uid: u32) -> Result<Drawn, Error> {
+    fn draw_numbers(&self, uid: u32) -> Result<DrawnNumbers, Error> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if state.is_stopped() || state.closing {
@@ -203,6 +210,6 @@ impl Core {
             None => (state.numbers.take_log(), None),
         };
         state.coming.insert(log, uid);
-        Ok(Drawn { log, file, version: state.leases.take_version(), first_inode })
+        Ok(DrawnNumbers { log, file, version: state.leases.take_version(), first_inode })
     }
 }

@@ -11,7 +11,7 @@ use crate::copies::CopyState;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::imported::make_files_anew;
-use crate::leases::Reason;
+use crate::leases::TerminationReason;
 use crate::ledger::{LEDGER_BEGINNING, Ledger};
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
@@ -214,8 +214,8 @@ impl Daemon {
         let mut left = Left { register: &mut register, remembered: &mut remembered, locks: &locks };
         let generations = copy.generations.clone();
         let taken = take_over(&mut area, copy, &config, &host, &mut left, (term, copies))?;
-        let (heirs, references) = remembered.into_heirs();
-        let left = State::new(taken.copy, &config, (heirs, references), (locks, register), taken.kept);
+        let (detached, references) = remembered.into_detached();
+        let left = State::new(taken.copy, &config, (detached, references), (locks, register), taken.kept);
         let core = Core {
             bell,
             state: Lock::new(host.clone(), left),
@@ -243,7 +243,7 @@ impl Daemon {
             threads: Word::new(0),
             started: Word::new(0),
             caches: OnceLock::new(),
-            door_bell: OnceLock::new(),
+            listener_bell: OnceLock::new(),
             host,
         };
         Ok((Arc::new(core), taken.recovered))
@@ -285,7 +285,7 @@ impl Daemon {
     /// # Errors
     /// `Ipc`.
     pub fn listen(&self, door: Door) -> Result<(), Error> {
-        self.core.open_door(door)
+        self.core.start_listener(door)
     }
 
     /// Begins a session for a user's process. Its ring is not served yet: see [`Self::serve`].
@@ -398,7 +398,7 @@ impl Daemon {
 
     /// Ends a session whose process is gone, and waits until all committed records of its log are digested.
     pub fn end(&self, session: u64) {
-        self.core.eject(SessionId(session), Reason::Left);
+        self.core.terminate(SessionId(session), TerminationReason::Left);
     }
 
     /// Digests all logs and removes all inodes that wait for it, as the background thread does.
@@ -480,7 +480,7 @@ impl Daemon {
         // A session that began after the list below is read would count as digested without being it.
         self.core.state.lock().closing = true;
         for session in self.sessions() {
-            self.core.eject(SessionId(session), Reason::Stopping);
+            self.core.terminate(SessionId(session), TerminationReason::Stopping);
         }
         self.core.generations.end();
         // Release: pairs with the Acquire in `background` and in the listener thread.
@@ -489,7 +489,7 @@ impl Daemon {
         self.core.announce_work();
         self.core.stop_parking();
         self.core.bell.ring();
-        self.core.ring_at_door();
+        self.core.wake_listener();
         loop {
             // Acquire: pairs with the Release of a thread's end.
             let running = self.core.threads.load(Ordering::Acquire);
@@ -560,7 +560,7 @@ impl Core {
     pub fn tidy_wanted(&self, all: bool) {
         let wanted: Vec<(SessionId, Sequence)> = {
             let mut state = self.state.lock();
-            state.drop_estates_of_dead(self);
+            state.drop_detached_of_dead(self);
             let tended = state.tend_register();
             if state.guard(tended).is_err() {
                 return;
@@ -582,7 +582,7 @@ impl Core {
         };
         for (id, up_to) in wanted {
             if let Ok(crate::digest::Step::Cut(reason)) = self.digest(id, up_to) {
-                self.eject(id, Reason::Cut(reason));
+                self.terminate(id, TerminationReason::Cut(reason));
             }
         }
         while matches!(self.reap_step(), Ok(true)) {}

@@ -127,9 +127,9 @@ impl State {
     fn is_open(&self, inode: InodeNumber) -> bool {
         self.references.any(inode)
             || self.sessions.values().any(|session| {
-                session.knows(inode) && (session.unsynced || session.shared.client.is_open(inode))
+                session.knows(inode) && (session.open_files_unknown || session.shared.client.is_open(inode))
             })
-            || self.heirs.may_have_open(inode)
+            || self.detached.may_have_open(inode)
     }
 
     /// Inodes without a name that no process refers to, for one entry of the ledger.

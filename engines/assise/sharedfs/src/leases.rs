@@ -16,7 +16,7 @@ use crate::register::{note_recovered, recovered_entry};
 use crate::replay::apply::CutReason;
 use crate::replay::batch::NO_FRAME;
 use crate::replicate::Reached;
-use crate::session::{Held, Phase, Shared};
+use crate::session::{HeldLease, Phase, Shared};
 use crate::state::{Core, Revocation, State};
 use ccnvm::{Event, Mode, SessionId, Ticket, Want};
 use format::call::{RELEASE_UNITS_MAX, Status};
@@ -32,7 +32,7 @@ use zerocopy::FromBytes;
 
 /// Why a session was ended by force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum TerminationReason {
     /// Its process is gone, or closed the session.
     Left,
     /// An operation stayed inside for longer than the grace period.
@@ -69,7 +69,7 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 const POLL_NS: u32 = 5_000;
 
 /// Leases to be taken from one session at once.
-struct Work {
+struct SessionRevocations {
     id: SessionId,
     shared: Arc<Shared>,
     revocations: Vec<Revocation>,
@@ -91,7 +91,7 @@ impl Core {
     pub fn acquire(&self, id: SessionId, wants: &[Want], patience: Patience) -> Result<(), Status> {
         let Some(ticket) = self.request(id, wants)? else { return Ok(()) };
         loop {
-            self.carry_out();
+            self.run_revocations();
             self.look_at_caches();
             // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
             let seen = self.events.load(Ordering::Acquire);
@@ -184,15 +184,15 @@ impl Core {
     }
 
     /// Carries out revocations until none is left that no other thread carries out already.
-    pub fn carry_out(&self) {
+    pub fn run_revocations(&self) {
         self.tell_recalls();
-        while let Some(work) = self.take_work() {
+        while let Some(work) = self.next_revocations() {
             self.revoke(work);
         }
     }
 
     /// Picks a session with all leases that are to be taken from it, and marks their words.
-    fn take_work(&self) -> Option<Work> {
+    fn next_revocations(&self) -> Option<SessionRevocations> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let sessions = &state.sessions;
@@ -204,7 +204,7 @@ impl Core {
         let id = picked?.session;
         let session = state.sessions.get_mut(&id).expect("found above");
         session.busy = true;
-        let mut work = Work {
+        let mut work = SessionRevocations {
             id,
             shared: session.shared.clone(),
             revocations: Vec::new(),
@@ -229,13 +229,13 @@ impl Core {
         Some(work)
     }
 
-    fn revoke(&self, work: Work) {
+    fn revoke(&self, work: SessionRevocations) {
         if work.overflow {
-            self.end(work.id, Reason::OwnRange);
+            self.end(work.id, TerminationReason::OwnRange);
             return;
         }
         if !work.revocations.is_empty() && !self.wait_until_left(work.id, &work.shared) {
-            self.end(work.id, Reason::Grace);
+            self.end(work.id, TerminationReason::Grace);
             return;
         }
         let up_to = match work.writes {
@@ -244,7 +244,7 @@ impl Core {
         };
         match self.digest(work.id, up_to) {
             Ok(Step::Cut(reason)) => {
-                self.end(work.id, Reason::Cut(reason));
+                self.end(work.id, TerminationReason::Cut(reason));
                 return;
             }
             Ok(_) => {}
@@ -360,7 +360,7 @@ impl Core {
     /// Gives a lease back for its holder, which requested that. Does nothing if the lease is being given back already.
     pub fn release(&self, id: SessionId, unit: InodeNumber) -> Result<(), Status> {
         self.begin_release(id, &[unit])?;
-        self.carry_out();
+        self.run_revocations();
         Ok(())
     }
 
@@ -373,7 +373,7 @@ impl Core {
         let mut left = self.begin_release(id, units)?;
         let until = self.host.now().after(self.config.grace_starved + RELEASE_PATIENCE);
         loop {
-            self.carry_out();
+            self.run_revocations();
             // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
             let seen = self.events.load(Ordering::Acquire);
             {
@@ -406,7 +406,7 @@ impl Core {
         for unit in units {
             let held = state.sessions.get(&id).and_then(|session| session.held.get(unit));
             // A lease in the own range needs no word: it is given up only if another session requested it.
-            let stays = |held: &Held| held.word == WORD_OWN_RANGE && !state.recalls.is_asked(id, *unit);
+            let stays = |held: &HeldLease| held.word == WORD_OWN_RANGE && !state.recalls.is_asked(id, *unit);
             let Some(held) = held.filter(|held| !held.leaving && !stays(held)) else { continue };
             let version = held.version;
             // A session that requests it from here on, this one included, waits until it has ended.
@@ -421,12 +421,12 @@ impl Core {
 
     /// Terminates a session: seals its log, digests the records that count, and ends everything that it held. Returns
     /// when the session is gone, whichever thread did it.
-    pub fn eject(&self, id: SessionId, reason: Reason) {
+    pub fn terminate(&self, id: SessionId, reason: TerminationReason) {
         self.end(id, reason);
-        self.carry_out();
+        self.run_revocations();
     }
 
-    pub fn end(&self, id: SessionId, reason: Reason) {
+    pub fn end(&self, id: SessionId, reason: TerminationReason) {
         if self.begin_end(id, reason) {
             self.finish_end(id);
         } else {
@@ -435,7 +435,7 @@ impl Core {
     }
 
     /// Seals the log and every lease. False if another thread did it before.
-    fn begin_end(&self, id: SessionId, reason: Reason) -> bool {
+    fn begin_end(&self, id: SessionId, reason: TerminationReason) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let Some(session) = state.sessions.get_mut(&id) else { return false };
@@ -459,13 +459,16 @@ impl Core {
         let session = state.sessions.get_mut(&id).expect("looked up above");
         let uid = session.caller.uid;
         session.returns = match reason {
-            Reason::Stopping => false,
+            TerminationReason::Stopping => false,
             // Its process may have given up the greeting, and may come back for its state.
-            Reason::Left => session.unheard,
+            TerminationReason::Left => session.resume_unacknowledged,
             _ => true,
         };
-        if !matches!(reason, Reason::Left | Reason::HandedOver | Reason::Stopping) {
-            state.note_ejection(id, uid, format!("{reason:?}"));
+        if !matches!(
+            reason,
+            TerminationReason::Left | TerminationReason::HandedOver | TerminationReason::Stopping
+        ) {
+            state.note_termination(id, uid, format!("{reason:?}"));
         }
         true
     }
@@ -560,14 +563,14 @@ impl State {
         // A process whose session was terminated may come back for its state.
         let unreferred = if session.returns && session.started.is_some() {
             self.locks.leave(id);
-            self.leave_estate(core, id, &mut session);
+            self.detach_session(core, id, &mut session);
             Vec::new()
         } else {
             self.locks.end(id);
             self.register.note(RegisterEntry::new(RegisterKind::End, id.0));
             self.references.end(id)
         };
-        if session.unsynced {
+        if session.open_files_unknown {
             self.reapable.extend(std::mem::take(&mut self.kept));
         }
         for inode in unreferred {

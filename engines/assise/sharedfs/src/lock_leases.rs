@@ -13,7 +13,7 @@
 //! several sessions may act for has no locks in a lock table, so that the end of one session, or a close in one, ends
 //! only the locks that it should.
 
-use crate::leases::{LOOK, Reason};
+use crate::leases::{LOOK, TerminationReason};
 use crate::lock_requests::{entry_of, owner_of_file, request};
 use crate::state::{Core, State};
 use ccnvm::{Asked, SessionId};
@@ -160,7 +160,7 @@ impl Core {
             // Other scans of the session may run beside this one: a LibFS has a counter of its own to be inside at, and
             // never shares the overflow counter with others.
             if !self.wait_until_left(holder, &shared) {
-                self.end(holder, Reason::Grace);
+                self.end(holder, TerminationReason::Grace);
             }
             let mut state = self.state.lock();
             if state.lock_leases.holder(unit) == Some(holder) {

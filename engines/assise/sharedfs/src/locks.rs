@@ -185,11 +185,11 @@ impl Locks {
     }
 
     /// A session that may act for an owner lets another session do so, of whatever user.
-    pub fn speak_for(&mut self, giver: SessionId, heir: SessionId, owner: LockOwner) {
+    pub fn speak_for(&mut self, giver: SessionId, successor: SessionId, owner: LockOwner) {
         let speaker = self.speakers.get_mut(&owner);
         if let Some(speaker) = speaker.filter(|speaker| speaker.sessions.contains(&giver)) {
-            speaker.sessions.insert(heir);
-            self.named.entry(heir).or_default().insert(owner);
+            speaker.sessions.insert(successor);
+            self.named.entry(successor).or_default().insert(owner);
         }
     }
 
@@ -464,7 +464,7 @@ impl State {
     /// Ends conflicting locks whose owners' processes are dead: so other processes see the end of a program no later
     /// than the process that waited for it.
     fn end_locks_of_dead(&mut self, core: &Core, request: &LockRequest) {
-        self.drop_estates_of_dead(core);
+        self.drop_detached_of_dead(core);
         let (Ok(owner), Ok(lock)) = (owner_of(request), lock_of(request)) else { return };
         while let Some((_, other)) = self.locks.table.conflict(request.inode, owner, lock) {
             let dead = self.locks.speakers_of(other).into_iter().filter(|id| {

@@ -37,7 +37,7 @@ impl Daemon {
     /// Number of detached sessions: kept for processes that may come back after a termination or a restart of the
     /// daemon, or for files that programs gave away.
     pub fn estates(&self) -> usize {
-        self.core().state.lock().heirs.all().count()
+        self.core().state.lock().detached.all().count()
     }
 
     /// Open files that sessions and detached sessions refer to by call.

@@ -10,7 +10,7 @@
 //! session is asked, its other calls are served: a call that has to wait for a lease gets a thread of its own, so that
 //! it never delays the session's answers.
 
-use crate::leases::Reason;
+use crate::leases::TerminationReason;
 use crate::serve::Request;
 use crate::session::Shared;
 use crate::state::{Core, State};
@@ -175,7 +175,7 @@ impl Core {
                 Err(_) => Some(taken),
             }
         };
-        self.carry_out();
+        self.run_revocations();
         if dropped {
             self.announce_events();
         }
@@ -222,7 +222,7 @@ impl Core {
             if let Some(units) = units {
                 // Revocations that were due before are carried out now, so that the session holds no lease that it will
                 // not be asked for.
-                self.carry_out();
+                self.run_revocations();
                 self.announce_events();
                 return Ok(units.as_bytes().to_vec());
             }
@@ -268,7 +268,7 @@ impl Core {
             all.filter_map(|(id, answering)| is_silent(id, answering).then_some(*id)).collect()
         };
         for id in silent {
-            self.eject(id, Reason::Silent);
+            self.terminate(id, TerminationReason::Silent);
         }
     }
 

@@ -6,12 +6,12 @@
 //! point leaves one register that is whole, the old or the new one; without a register, or with a damaged one, programs
 //! lose their open files and locks, and nothing else.
 
+use crate::detached::{DetachedSession, DetachedSessions};
 use crate::error::Error;
-use crate::heirs::{Estate, Heirs};
 use crate::lock_leases::LockTable;
 use crate::locks::Locks;
 use crate::references::{References, Rights};
-use crate::session::{Known, Session};
+use crate::session::{MetInode, Session};
 use crate::state::State;
 use ccnvm::SessionId;
 use format::call::{OWNER_DESCRIPTION, OWNER_PROCESS};
@@ -62,7 +62,7 @@ pub(crate) struct Register {
 /// The sessions that the former daemon remembered.
 #[derive(Default)]
 pub(crate) struct Remembered {
-    pub estates: BTreeMap<SessionId, Estate>,
+    pub detached: BTreeMap<SessionId, DetachedSession>,
     pub references: References,
     /// Lock leases that sessions held, with the slots of their lock tables.
     pub lock_leases: BTreeMap<SessionId, BTreeMap<InodeNumber, u64>>,
@@ -224,19 +224,19 @@ impl Remembered {
     fn take(&mut self, kind: RegisterKind, entry: &RegisterEntry, locks: &mut Locks) {
         let id = SessionId(entry.session.get());
         if kind == RegisterKind::Attach {
-            self.estates.entry(id).or_insert_with(|| Estate::of_entry(id, entry));
+            self.detached.entry(id).or_insert_with(|| DetachedSession::of_entry(id, entry));
             return;
         }
-        let Some(estate) = self.estates.get_mut(&id) else { return };
+        let Some(detached) = self.detached.get_mut(&id) else { return };
         match kind {
             RegisterKind::Attach => {}
-            RegisterKind::Range => estate.ranges.push((entry.inode, entry.first.get())),
+            RegisterKind::Range => detached.ranges.push((entry.inode, entry.first.get())),
             RegisterKind::Recovered => {
-                note_recovered(&mut estate.recovered, entry.last.get(), Sequence::new(entry.first.get()));
+                note_recovered(&mut detached.recovered, entry.last.get(), Sequence::new(entry.first.get()));
             }
             RegisterKind::Known => {
                 for (inode, readable) in entry.known() {
-                    estate.known.entry(inode).or_default().readable |= readable;
+                    detached.known.entry(inode).or_default().readable |= readable;
                 }
             }
             RegisterKind::Open => self.references.open(id, entry.inode, Rights::of_bits(entry.detail)),
@@ -246,7 +246,7 @@ impl Remembered {
             | RegisterKind::Release
             | RegisterKind::Speak
             | RegisterKind::Silent => {
-                locks.replay(id, estate.uid, kind, entry);
+                locks.replay(id, detached.uid, kind, entry);
             }
             RegisterKind::LockLease => {
                 locks.take_out(entry.inode);
@@ -259,9 +259,9 @@ impl Remembered {
             }
             RegisterKind::Inherit => {
                 let from = SessionId(entry.first.get());
-                let Some(left) = self.estates.remove(&from) else { return };
-                if let Some(estate) = self.estates.get_mut(&id) {
-                    estate.take_over(left);
+                let Some(left) = self.detached.remove(&from) else { return };
+                if let Some(detached) = self.detached.get_mut(&id) {
+                    detached.take_over(left);
                 }
                 self.references.hand_over(from, id);
                 locks.hand_over(from, id);
@@ -271,7 +271,7 @@ impl Remembered {
     }
 
     fn end(&mut self, id: SessionId, locks: &mut Locks) {
-        self.estates.remove(&id);
+        self.detached.remove(&id);
         self.lock_leases.remove(&id);
         // Inodes without a name are looked for in the area.
         self.references.end(id);
@@ -280,8 +280,12 @@ impl Remembered {
 
     /// Forgets sessions whose processes are gone.
     fn drop_dead(&mut self, host: &dyn Host, locks: &mut Locks) {
-        let dead: Vec<SessionId> =
-            self.estates.values().filter(|estate| !estate.lives(host)).map(|estate| estate.session).collect();
+        let dead: Vec<SessionId> = self
+            .detached
+            .values()
+            .filter(|detached| !detached.lives(host))
+            .map(|detached| detached.session)
+            .collect();
         for id in dead {
             self.end(id, locks);
         }
@@ -290,7 +294,7 @@ impl Remembered {
     /// Locks that programs decided about by themselves: their lock tables say which there are.
     fn import_locks(&mut self, medium: &Medium, locks: &mut Locks) {
         for (id, leases) in std::mem::take(&mut self.lock_leases) {
-            let Some(uid) = self.estates.get(&id).map(|estate| estate.uid) else { continue };
+            let Some(uid) = self.detached.get(&id).map(|detached| detached.uid) else { continue };
             let table = LockTable::open(medium, id);
             for (inode, slot) in leases {
                 // The daemon may have died while it was noting them.
@@ -306,22 +310,22 @@ impl Remembered {
     /// Notes that a log was digested to its end. A daemon that died before it closed the log may have noted an earlier
     /// record, behind which a whole frame was found: the later one counts.
     pub fn note_recovered(&mut self, log: u64, last: Sequence) {
-        if let Some(estate) = self.estates.get_mut(&SessionId(log)) {
-            estate.recovered.retain(|(noted, _)| *noted != log);
-            note_recovered(&mut estate.recovered, log, last);
+        if let Some(detached) = self.detached.get_mut(&SessionId(log)) {
+            detached.recovered.retain(|(noted, _)| *noted != log);
+            note_recovered(&mut detached.recovered, log, last);
         }
     }
 
     /// Whether a process that may come back can have the inode open.
     pub fn may_be_open(&self, inode: InodeNumber) -> bool {
-        self.references.any(inode) || self.estates.values().any(|estate| estate.knows(inode))
+        self.references.any(inode) || self.detached.values().any(|detached| detached.knows(inode))
     }
 
     /// All of it as entries.
     pub fn entries(&self, locks: &Locks) -> Vec<RegisterEntry> {
         let mut entries = Vec::new();
-        for estate in self.estates.values() {
-            estate.put_entries(&mut entries);
+        for detached in self.detached.values() {
+            detached.put_entries(&mut entries);
         }
         self.references.put_entries(&mut entries);
         locks.put_entries(&mut entries);
@@ -329,8 +333,8 @@ impl Remembered {
     }
 
     /// The data that is kept once the daemon serves.
-    pub fn into_heirs(self) -> (Heirs, References) {
-        (Heirs::of(self.estates.into_values()), self.references)
+    pub fn into_detached(self) -> (DetachedSessions, References) {
+        (DetachedSessions::of(self.detached.into_values()), self.references)
     }
 }
 
@@ -385,7 +389,7 @@ pub(crate) fn put_possessions(
     id: SessionId,
     ranges: &[(InodeNumber, u64)],
     recovered: &[(u64, Sequence)],
-    known: &BTreeMap<InodeNumber, Known>,
+    known: &BTreeMap<InodeNumber, MetInode>,
     entries: &mut Vec<RegisterEntry>,
 ) {
     for (inode, count) in ranges {
@@ -417,8 +421,8 @@ impl State {
         for (id, session) in &self.sessions {
             put_session(*id, session, &mut entries);
         }
-        for estate in self.heirs.all() {
-            estate.put_entries(&mut entries);
+        for detached in self.detached.all() {
+            detached.put_entries(&mut entries);
         }
         self.references.put_entries(&mut entries);
         self.locks.put_entries(&mut entries);
@@ -476,7 +480,7 @@ mod tests {
     /// The sessions that a daemon finds.
     fn found(medium: &Medium) -> Vec<u64> {
         let (_, remembered) = Register::load(&SystemHost, medium, POOL, &mut no_locks()).unwrap();
-        remembered.estates.keys().map(|id| id.0).collect()
+        remembered.detached.keys().map(|id| id.0).collect()
     }
 
     fn first(count: u64) -> Vec<u64> {
@@ -495,7 +499,7 @@ mod tests {
             .for_each(|entry| register.note(entry));
         let (_, mut remembered) = Register::load(&SystemHost, &medium, POOL, &mut no_locks()).unwrap();
         remembered.note_recovered(3, Sequence::new(11));
-        assert_eq!(remembered.estates[&id].recovered, [(3, Sequence::new(11))]);
+        assert_eq!(remembered.detached[&id].recovered, [(3, Sequence::new(11))]);
     }
 
     #[test]

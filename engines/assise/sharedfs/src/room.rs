@@ -80,7 +80,7 @@ impl SessionRoom {
 
 /// Blocks and nodes that a batch must leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct BatchReserve {
     /// Shared blocks that have to stay so.
     pub blocks: u64,
     /// Nodes of the tree that belong to reservations.
@@ -107,7 +107,7 @@ impl Room {
 
     /// Begins a batch, which may have to make a user's segment of so many blocks. Returns the blocks and nodes that it
     /// must leave.
-    pub fn begin_batch(&mut self, free: &Free, segment_blocks: u64) -> Kept {
+    pub fn begin_batch(&mut self, free: &Free, segment_blocks: u64) -> BatchReserve {
         let needed = self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED);
         let nodes_needed = self.total + self.reserve;
         // Half of the rest, and a segment at least, is for the batch; the remainder is for reservations meanwhile.
@@ -116,7 +116,7 @@ impl Room {
         let nodes = nodes_needed + u64::from(free.usage.nodes_free).saturating_sub(nodes_needed) / 2;
         let backed = blocks - self.needed(free) - self.reserve;
         self.ahead = Some(backed.min(nodes - nodes_needed));
-        Kept { blocks, nodes: u32::try_from(nodes).unwrap_or(u32::MAX) }
+        BatchReserve { blocks, nodes: u32::try_from(nodes).unwrap_or(u32::MAX) }
     }
 
     /// Takes blocks for the batch that were not reserved. False if they might be reserved for sessions.
@@ -310,7 +310,8 @@ mod tests {
         assert_eq!(room.promise(one, 300, &free), 300);
         // An eighth of 9,000 blocks stays shared, the reserve of 125 among them; half of what is left then, and of the nodes.
         let (blocks, nodes) = (200 + 1125, 300 + 125);
-        let kept = Kept { blocks: blocks + (1600 + 1 - blocks) / 2, nodes: nodes + (2000 - nodes) / 2 };
+        let kept =
+            BatchReserve { blocks: blocks + (1600 + 1 - blocks) / 2, nodes: nodes + (2000 - nodes) / 2 };
         assert_eq!(room.begin_batch(&free, 100), kept);
         // Of nodes, which are fewer, 787 are for promises.
         assert_eq!(room.promise(two, 600, &free), 600);

@@ -2,7 +2,7 @@
 //! in the ring are no valid message. Every request is hostile: it is decoded by `format`, checked against the leases
 //! that the session holds, and its cost is bounded.
 
-use crate::leases::Reason;
+use crate::leases::TerminationReason;
 use crate::recalls::Patience;
 use crate::state::Core;
 use ccnvm::SessionId;
@@ -114,8 +114,8 @@ impl Core {
                 }
                 Err(IpcError::Interrupted | IpcError::TimedOut) => {}
                 // The listener closed the ring because the process is gone, or the session has ended already.
-                Err(IpcError::Disconnected) => return self.eject(id, Reason::Left),
-                Err(_) => return self.eject(id, Reason::Malformed),
+                Err(IpcError::Disconnected) => return self.terminate(id, TerminationReason::Left),
+                Err(_) => return self.terminate(id, TerminationReason::Malformed),
             }
         }
     }

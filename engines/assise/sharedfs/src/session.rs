@@ -75,7 +75,7 @@ impl Shared {
 
 /// A lease that a session holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldLease {
     pub mode: Mode,
     pub version: LeaseVersion,
     /// Its word, or [`WORD_OWN_RANGE`].
@@ -90,7 +90,7 @@ pub(crate) struct Held {
 
 /// An inode that a session has met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct MetInode {
     /// It could have been opened for reading when a lease on it was granted.
     pub readable: bool,
 }
@@ -117,8 +117,8 @@ pub(crate) struct Session {
     /// Its user is root or the daemon's.
     trusted: bool,
     pub shared: Arc<Shared>,
-    pub held: BTreeMap<InodeNumber, Held>,
-    pub known: BTreeMap<InodeNumber, Known>,
+    pub held: BTreeMap<InodeNumber, HeldLease>,
+    pub known: BTreeMap<InodeNumber, MetInode>,
     free_words: Vec<u32>,
     /// A thread is revoking leases of it.
     pub busy: bool,
@@ -131,9 +131,9 @@ pub(crate) struct Session {
     pub returns: bool,
     /// It goes on from another session, and its process has made no call in it, so that it may never have received the
     /// welcome. Or its process has said that it goes on from this session, and has made no call since.
-    pub unheard: bool,
+    pub resume_unacknowledged: bool,
     /// It goes on from a session of a dead daemon, and has not reported yet which files it has open.
-    pub unsynced: bool,
+    pub open_files_unknown: bool,
     /// How far the logs of the sessions before it were recovered.
     pub recovered: Vec<(u64, Sequence)>,
     /// Own ranges of the sessions before it.
@@ -190,8 +190,8 @@ impl Session {
             pid,
             started,
             returns: false,
-            unheard: false,
-            unsynced: false,
+            resume_unacknowledged: false,
+            open_files_unknown: false,
             recovered: Vec::new(),
             former_ranges: Vec::new(),
             wants_digest: false,

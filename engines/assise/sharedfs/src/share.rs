@@ -6,12 +6,12 @@
 //! named the process, it is also in the register, so that it finds the files after a restart of the daemon, which ends
 //! all liveness sockets.
 
+use crate::detached::DetachedSession;
 use crate::error::Error;
-use crate::heirs::Estate;
 use crate::lock_requests::owner_of_file;
 use crate::references::Rights;
 use crate::register::{open_entry, speak_entry};
-use crate::session::Known;
+use crate::session::MetInode;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::InodeNumber;
@@ -55,7 +55,7 @@ impl State {
         id: SessionId,
         files: &[SharedFile],
         own: bool,
-        lifeline: Connection,
+        liveness_socket: Connection,
     ) -> Result<SessionId, Status> {
         let session = self.live(id)?;
         let uid = session.caller.uid;
@@ -65,7 +65,7 @@ impl State {
             return Err(Status::Invalid);
         }
         let gid = session.caller.gid;
-        if !self.heirs.may_take(uid, core.config.sessions_max) {
+        if !self.detached.may_take(uid, core.config.sessions_max) {
             return Err(Status::Limit);
         }
         let owners = files.iter().map(owner_of_file).collect::<Result<Vec<_>, _>>()?;
@@ -83,11 +83,11 @@ impl State {
         let mut known = BTreeMap::new();
         for (inode, rights) in given {
             self.references.open(number, inode, rights);
-            known.insert(inode, Known::default());
+            known.insert(inode, MetInode::default());
         }
-        self.heirs.add(Estate::given(number, (uid, gid), known, Arc::new(lifeline)));
+        self.detached.add(DetachedSession::given(number, (uid, gid), known, Arc::new(liveness_socket)));
         if let Some(who) = who {
-            self.name_heir(number, who.pid, Some(who.started));
+            self.name_successor(number, who.pid, Some(who.started));
         }
         Ok(number)
     }
@@ -107,12 +107,14 @@ impl State {
     }
 
     /// Names the process that will claim the files: from now on the register has them.
-    fn name_heir(&mut self, number: SessionId, pid: u32, started: Option<u64>) {
+    fn name_successor(&mut self, number: SessionId, pid: u32, started: Option<u64>) {
         let Some(started) = started else { return };
-        let Some(estate) = self.heirs.find(number).filter(|estate| !estate.is_named()) else { return };
-        estate.name(pid, started);
+        let Some(detached) = self.detached.find(number).filter(|detached| !detached.is_named()) else {
+            return;
+        };
+        detached.name(pid, started);
         let mut entries = Vec::new();
-        estate.put_entries(&mut entries);
+        detached.put_entries(&mut entries);
         for inode in self.references.of_session(number) {
             entries.push(open_entry(
                 number,
@@ -126,28 +128,28 @@ impl State {
 
     /// A process claims the files: if it was not named before, the register gets the detached session before it is
     /// taken over.
-    pub fn name_heir_of(&mut self, number: SessionId, heir: SessionId) {
-        let who = self.sessions.get(&heir).and_then(crate::session::Session::identity);
+    pub fn name_successor_of(&mut self, number: SessionId, successor: SessionId) {
+        let who = self.sessions.get(&successor).and_then(crate::session::Session::identity);
         if let Some(who) = who {
-            self.name_heir(number, who.pid, Some(who.started));
+            self.name_successor(number, who.pid, Some(who.started));
         }
     }
 
     /// Reads pending messages from all liveness sockets. The end of the stream or a malformed message drops the files;
     /// a transient read error is retried on the next poll.
-    pub fn hear_lifelines(&mut self, core: &Core) {
-        for (number, lifeline) in self.heirs.lifelines() {
+    pub fn hear_liveness_sockets(&mut self, core: &Core) {
+        for (number, liveness_socket) in self.detached.liveness_sockets() {
             for _ in 0..NOTES_AT_ONCE {
-                let heard = match lifeline.receive() {
+                let heard = match liveness_socket.receive() {
                     Ok(None) | Err(ipc::Error::System { .. }) => break,
                     Ok(Some(message)) if message.kind == MessageKind::Note => {
                         self.heed(core, number, &message.body)
                     }
-                    Ok(Some(_)) => Err(Error::Settings("a note is expected on a lifeline")),
+                    Ok(Some(_)) => Err(Error::Settings("a note is expected on a liveness socket")),
                     Err(error) => Err(error.into()),
                 };
                 if heard.is_err() {
-                    self.drop_estate_of(number);
+                    self.drop_detached_of(number);
                     break;
                 }
             }
@@ -157,7 +159,7 @@ impl State {
     fn heed(&mut self, core: &Core, number: SessionId, body: &[u8]) -> Result<(), Error> {
         let (note, files) = LivenessNote::decode(body).map_err(ipc::Error::Message)?;
         if note.kind.get() == NOTE_PROCESS {
-            self.name_heir(number, note.process.get(), core.host.started(note.process.get()));
+            self.name_successor(number, note.process.get(), core.host.started(note.process.get()));
             return Ok(());
         }
         for file in files {

@@ -8,9 +8,9 @@
 
 use crate::config::Config;
 use crate::counted_copies::Copies;
+use crate::detached::DetachedSessions;
 use crate::error::Error;
 use crate::generations::Generations;
-use crate::heirs::Heirs;
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
 use crate::pace::Pace;
@@ -21,7 +21,7 @@ use crate::register::Register;
 use crate::replay::copy::LocalCopy;
 use crate::replay::table::Grant;
 use crate::room::Room;
-use crate::session::{Held, Phase, Session};
+use crate::session::{HeldLease, Phase, Session};
 use crate::sync::{ParkedCall, Parking};
 use mirror::logs::is_log_file;
 
@@ -113,7 +113,7 @@ pub(crate) struct State {
     pub reaping: BTreeSet<InodeNumber>,
     pub ejections: VecDeque<Ejection>,
     /// The state of former sessions, kept for their successors.
-    pub heirs: Heirs,
+    pub detached: DetachedSessions,
     pub locks: Locks,
     /// Which sessions decide the locks on which inodes.
     pub lock_leases: LockLeases,
@@ -183,7 +183,7 @@ pub(crate) struct Core {
     /// Tells whether data may be cached elsewhere under leases whose session has ended.
     pub caches: OnceLock<CacheWatch>,
     /// Wakes the listener thread, once there is one.
-    pub door_bell: OnceLock<Arc<Connection>>,
+    pub listener_bell: OnceLock<Arc<Connection>>,
 }
 
 /// Tells whether data may be cached elsewhere under leases of this node: see [`crate::Daemon::watch_caches`].
@@ -233,7 +233,7 @@ impl State {
     pub fn new(
         copy: LocalCopy,
         config: &Config,
-        (heirs, references): (Heirs, References),
+        (detached, references): (DetachedSessions, References),
         (locks, register): (Locks, Register),
         kept: Vec<InodeNumber>,
     ) -> Self {
@@ -260,7 +260,7 @@ impl State {
             wake_at: None,
             reapable: VecDeque::new(),
             reaping: BTreeSet::new(),
-            heirs,
+            detached,
             locks,
             lock_leases: LockLeases::new(config.lock_limits),
             register,
@@ -281,12 +281,12 @@ impl State {
         if self.is_stopped() {
             return Err(Status::Media);
         }
-        if self.sessions.get(&id).is_some_and(|session| session.unsynced) {
-            self.sync_heir(id);
+        if self.sessions.get(&id).is_some_and(|session| session.open_files_unknown) {
+            self.sync_successor(id);
         }
         let session = self.sessions.get_mut(&id).filter(|session| session.phase == Phase::Live);
         let session = session.ok_or(Status::Sealed)?;
-        session.unheard = false;
+        session.resume_unacknowledged = false;
         Ok(session)
     }
 
@@ -312,7 +312,7 @@ impl State {
         self.failure.is_some()
     }
 
-    pub fn note_ejection(&mut self, session: SessionId, uid: u32, reason: String) {
+    pub fn note_termination(&mut self, session: SessionId, uid: u32, reason: String) {
         if self.ejections.len() == EJECTIONS_MAX {
             self.ejections.pop_front();
         }
@@ -359,7 +359,7 @@ impl State {
             return;
         }
         let version = session.version;
-        let held = Held {
+        let held = HeldLease {
             mode: Mode::Write,
             version,
             word: WORD_OWN_RANGE,
@@ -420,7 +420,7 @@ impl State {
         let session = self.sessions.get_mut(&id).expect("looked up above");
         session.right = session.right.max(ledger);
         let (word, expected) = session.grant_word(unit, want.mode);
-        let held = Held { mode: want.mode, version, word, expected, ledger, leaving: false };
+        let held = HeldLease { mode: want.mode, version, word, expected, ledger, leaving: false };
         session.held.insert(unit, held);
         Ok(())
     }

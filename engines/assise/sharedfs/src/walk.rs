@@ -9,7 +9,7 @@ use crate::passes::Token;
 use crate::recalls::Patience;
 use crate::references::Rights;
 use crate::replay::authorize::attributes;
-use crate::session::Known;
+use crate::session::MetInode;
 use crate::state::{Core, State};
 use ccnvm::{Effect, Event, Mode, SessionId, Ticket, Want};
 use format::call::{
@@ -89,7 +89,7 @@ impl Core {
     pub fn digest_own(&self, id: SessionId, up_to: Sequence) -> Result<(), Status> {
         match self.digest(id, up_to) {
             Ok(crate::digest::Step::Cut(reason)) => {
-                self.eject(id, crate::leases::Reason::Cut(reason));
+                self.terminate(id, crate::leases::TerminationReason::Cut(reason));
                 Err(Status::Sealed)
             }
             Ok(_) => Ok(()),
@@ -408,7 +408,7 @@ impl State {
         reply.has_xattrs = u8::from(has_xattrs);
         if inode != RENAME_UNIT {
             let new = !session.known.contains_key(&inode);
-            let known: &mut Known = session.known.entry(inode).or_default();
+            let known: &mut MetInode = session.known.entry(inode).or_default();
             if new || (readable && !known.readable) {
                 known.readable |= readable;
                 self.register.note(RegisterEntry::of_known(id.0, &[(inode, readable)]));

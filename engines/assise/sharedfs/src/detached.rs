@@ -8,7 +8,7 @@
 use crate::fair::{first_of_most, may_take};
 use crate::references::Rights;
 use crate::register::{self, Identity};
-use crate::session::{Known, Session, in_range};
+use crate::session::{MetInode, Session, in_range};
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::register::{RegisterEntry, RegisterKind};
@@ -22,13 +22,13 @@ use std::sync::Arc;
 use zerocopy::little_endian::U64;
 
 /// The state of a session without a client, kept for its successor.
-pub(crate) struct Estate {
+pub(crate) struct DetachedSession {
     pid: u32,
     started: u64,
     pub uid: u32,
     gid: u32,
     pub session: SessionId,
-    pub known: BTreeMap<InodeNumber, Known>,
+    pub known: BTreeMap<InodeNumber, MetInode>,
     pub ranges: Vec<(InodeNumber, u64)>,
     /// How far its log was recovered, and the logs of the sessions before it.
     pub recovered: Vec<(u64, Sequence)>,
@@ -36,15 +36,15 @@ pub(crate) struct Estate {
     /// once the program reports them.
     pub synced: bool,
     /// Of files that were given away: the detached session ends when no process is left that could claim them.
-    lifeline: Option<Arc<Connection>>,
+    liveness_socket: Option<Arc<Connection>>,
 }
 
 /// Own ranges that are remembered of one process; the oldest are forgotten.
 const RANGES_MAX: usize = 256;
 /// Process number of a detached session whose successor is not known.
-const NOBODY: u32 = u32::MAX;
+const NO_SUCCESSOR: u32 = u32::MAX;
 
-impl Estate {
+impl DetachedSession {
     /// The session that an `Attach` entry describes.
     pub fn of_entry(session: SessionId, entry: &RegisterEntry) -> Self {
         let owner = entry.owner.get();
@@ -58,7 +58,7 @@ impl Estate {
             ranges: vec![(entry.inode, entry.first.get())],
             recovered: Vec::new(),
             synced: false,
-            lifeline: None,
+            liveness_socket: None,
         }
     }
 
@@ -66,11 +66,11 @@ impl Estate {
     pub fn given(
         session: SessionId,
         (uid, gid): (u32, u32),
-        known: BTreeMap<InodeNumber, Known>,
-        lifeline: Arc<Connection>,
+        known: BTreeMap<InodeNumber, MetInode>,
+        liveness_socket: Arc<Connection>,
     ) -> Self {
         Self {
-            pid: NOBODY,
+            pid: NO_SUCCESSOR,
             started: 0,
             uid,
             gid,
@@ -79,13 +79,13 @@ impl Estate {
             ranges: vec![(InodeNumber::NONE, 0)],
             recovered: Vec::new(),
             synced: true,
-            lifeline: Some(lifeline),
+            liveness_socket: Some(liveness_socket),
         }
     }
 
     /// Whether its successor is known.
     pub fn is_named(&self) -> bool {
-        self.pid != NOBODY
+        self.pid != NO_SUCCESSOR
     }
 
     /// Sets its successor.
@@ -106,7 +106,7 @@ impl Estate {
     /// Whether its successor may still come: its process lives, or, for files that were given away, the liveness socket
     /// is open.
     pub fn lives(&self, host: &dyn Host) -> bool {
-        self.lifeline.is_some() || host.started(self.pid) == Some(self.started)
+        self.liveness_socket.is_some() || host.started(self.pid) == Some(self.started)
     }
 
     pub fn knows(&self, inode: InodeNumber) -> bool {
@@ -120,7 +120,8 @@ impl Estate {
             return;
         }
         let who = Identity { pid, started, uid, gid };
-        let (first, former) = self.ranges.split_first().expect("an estate begins with a session's own range");
+        let (first, former) =
+            self.ranges.split_first().expect("a detached session begins with a session's own range");
         entries.push(register::attach_entry(session, &who, *first));
         register::put_possessions(session, former, &self.recovered, &self.known, entries);
     }
@@ -128,7 +129,7 @@ impl Estate {
     /// Whether a session that goes on from session `former` inherits it.
     fn is_for(&self, session: &Session, former: u64) -> bool {
         // Only the process that was given the files knows this number.
-        let comes_for_it = self.lifeline.is_some() && self.session.0 == former;
+        let comes_for_it = self.liveness_socket.is_some() && self.session.0 == former;
         comes_for_it
             || self.pid == session.pid
                 && Some(self.started) == session.started
@@ -138,54 +139,55 @@ impl Estate {
 
 /// All detached sessions. References and locks stay under the number of the former session.
 #[derive(Default)]
-pub(crate) struct Heirs(VecDeque<Estate>);
+pub(crate) struct DetachedSessions(VecDeque<DetachedSession>);
 
-impl Heirs {
-    pub fn of(estates: impl Iterator<Item = Estate>) -> Self {
-        Self(estates.collect())
+impl DetachedSessions {
+    pub fn of(detached: impl Iterator<Item = DetachedSession>) -> Self {
+        Self(detached.collect())
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Estate> {
+    pub fn all(&self) -> impl Iterator<Item = &DetachedSession> {
         self.0.iter()
     }
 
     /// Whether a user may have one more.
     pub fn may_take(&self, uid: u32, max: usize) -> bool {
-        let mine = self.0.iter().filter(|estate| estate.uid == uid).count();
+        let mine = self.0.iter().filter(|detached| detached.uid == uid).count();
         may_take(uid, mine, self.0.len(), max)
     }
 
     /// The one that is dropped for one more of a user, if that is one too many.
-    fn who_gives_way(&self, uid: u32, max: usize) -> Option<usize> {
-        let users = self.0.iter().map(|estate| estate.uid);
+    fn oldest_of_most(&self, uid: u32, max: usize) -> Option<usize> {
+        let users = self.0.iter().map(|detached| detached.uid);
         if self.may_take(uid, max) { None } else { first_of_most(users) }
     }
 
     /// Adds one.
-    pub fn add(&mut self, estate: Estate) {
-        self.0.push_back(estate);
+    pub fn add(&mut self, detached: DetachedSession) {
+        self.0.push_back(detached);
     }
 
     /// The one with this number.
-    pub fn find(&mut self, session: SessionId) -> Option<&mut Estate> {
-        self.0.iter_mut().find(|estate| estate.session == session)
+    pub fn find(&mut self, session: SessionId) -> Option<&mut DetachedSession> {
+        self.0.iter_mut().find(|detached| detached.session == session)
     }
 
     /// The liveness sockets of files that were given away.
-    pub fn lifelines(&self) -> Vec<(SessionId, Arc<Connection>)> {
-        let given = self.0.iter().filter_map(|estate| Some((estate.session, estate.lifeline.clone()?)));
+    pub fn liveness_sockets(&self) -> Vec<(SessionId, Arc<Connection>)> {
+        let given =
+            self.0.iter().filter_map(|detached| Some((detached.session, detached.liveness_socket.clone()?)));
         given.collect()
     }
 
     /// Whether a process that has not come back yet may have the inode open without a reference.
     pub fn may_have_open(&self, inode: InodeNumber) -> bool {
-        self.0.iter().any(|estate| !estate.synced && estate.knows(inode))
+        self.0.iter().any(|detached| !detached.synced && detached.knows(inode))
     }
 }
 
 impl State {
     /// Keeps the state of a session for when its process comes back.
-    pub fn leave_estate(&mut self, core: &Core, id: SessionId, session: &mut Session) {
+    pub fn detach_session(&mut self, core: &Core, id: SessionId, session: &mut Session) {
         let Some(Identity { pid, started, uid, gid }) = session.identity() else { return };
         let noted: Vec<InodeNumber> = open_here(session);
         for inode in noted {
@@ -198,7 +200,7 @@ impl State {
         let mut ranges = vec![(session.first_inode, session.inodes)];
         ranges.append(&mut session.former_ranges);
         forget_ranges(&mut ranges, &mut session.known, self.references.of_session(id));
-        let estate = Estate {
+        let detached = DetachedSession {
             pid,
             started,
             uid,
@@ -207,41 +209,41 @@ impl State {
             known: std::mem::take(&mut session.known),
             ranges,
             recovered: std::mem::take(&mut session.recovered),
-            synced: !session.unsynced,
-            lifeline: None,
+            synced: !session.open_files_unknown,
+            liveness_socket: None,
         };
-        if let Some(index) = self.heirs.who_gives_way(uid, core.config.sessions_max) {
-            self.drop_estate(index);
+        if let Some(index) = self.detached.oldest_of_most(uid, core.config.sessions_max) {
+            self.drop_detached(index);
         }
-        self.heirs.0.push_back(estate);
+        self.detached.0.push_back(detached);
     }
 
     /// Gives a new session the state of the detached sessions of its process. Returns how far the log of `former` was
     /// recovered, if the session goes on from that.
     pub fn inherit(&mut self, core: &Core, id: SessionId, former: u64) -> Option<Sequence> {
         // Files that their receiver has closed before this are not inherited.
-        self.hear_lifelines(core);
+        self.hear_liveness_sockets(core);
         loop {
             let session = self.sessions.get_mut(&id)?;
-            let found = self.heirs.0.iter().find(|estate| estate.is_for(session, former));
-            let Some(number) = found.map(|estate| estate.session) else { break };
-            self.name_heir_of(number, id);
+            let found = self.detached.0.iter().find(|detached| detached.is_for(session, former));
+            let Some(number) = found.map(|detached| detached.session) else { break };
+            self.name_successor_of(number, id);
             let session = self.sessions.get_mut(&id)?;
-            let index = self.heirs.0.iter().position(|estate| estate.session == number);
+            let index = self.detached.0.iter().position(|detached| detached.session == number);
             let Some(index) = index else { break };
-            let estate = self.heirs.0.remove(index).expect("found above");
-            for (inode, Known { readable }) in estate.known {
+            let detached = self.detached.0.remove(index).expect("found above");
+            for (inode, MetInode { readable }) in detached.known {
                 session.known.entry(inode).or_default().readable |= readable;
             }
-            session.former_ranges.extend(estate.ranges);
-            session.unheard = true;
-            session.unsynced |= !estate.synced;
-            for (log, last) in estate.recovered {
+            session.former_ranges.extend(detached.ranges);
+            session.resume_unacknowledged = true;
+            session.open_files_unknown |= !detached.synced;
+            for (log, last) in detached.recovered {
                 register::note_recovered(&mut session.recovered, log, last);
             }
-            self.references.hand_over(estate.session, id);
-            self.locks.hand_over(estate.session, id);
-            let first = U64::new(estate.session.0);
+            self.references.hand_over(detached.session, id);
+            self.locks.hand_over(detached.session, id);
+            let first = U64::new(detached.session.0);
             self.register.note(RegisterEntry { first, ..RegisterEntry::new(RegisterKind::Inherit, id.0) });
         }
         let session = self.sessions.get(&id)?;
@@ -249,9 +251,9 @@ impl State {
     }
 
     /// Reads which files a successor has open from the table that it has filled before its first call.
-    pub fn sync_heir(&mut self, id: SessionId) {
+    pub fn sync_successor(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.unsynced = false;
+        session.open_files_unknown = false;
         for inode in open_here(session) {
             // An inode with a name gets its reference when that name is removed.
             let Ok(Some(item)) = self.copy.tree.inode(inode) else { continue };
@@ -265,8 +267,8 @@ impl State {
 
     /// Whether a process may have an inode open without a reference and without having reported it yet.
     pub fn may_be_open(&self, inode: InodeNumber) -> bool {
-        self.heirs.may_have_open(inode)
-            || self.sessions.values().any(|session| session.unsynced && session.knows(inode))
+        self.detached.may_have_open(inode)
+            || self.sessions.values().any(|session| session.open_files_unknown && session.knows(inode))
     }
 
     /// Queues the inodes without a name that were kept for successors, to be examined again.
@@ -275,28 +277,28 @@ impl State {
     }
 
     /// Drops detached sessions whose processes are gone.
-    pub fn drop_estates_of_dead(&mut self, core: &Core) {
-        self.hear_lifelines(core);
-        while let Some(index) = self.heirs.0.iter().position(|estate| !estate.lives(&*core.host)) {
-            self.drop_estate(index);
+    pub fn drop_detached_of_dead(&mut self, core: &Core) {
+        self.hear_liveness_sockets(core);
+        while let Some(index) = self.detached.0.iter().position(|detached| !detached.lives(&*core.host)) {
+            self.drop_detached(index);
         }
     }
 
     /// Drops the one with this number.
-    pub fn drop_estate_of(&mut self, session: SessionId) {
-        if let Some(index) = self.heirs.0.iter().position(|estate| estate.session == session) {
-            self.drop_estate(index);
+    pub fn drop_detached_of(&mut self, session: SessionId) {
+        if let Some(index) = self.detached.0.iter().position(|detached| detached.session == session) {
+            self.drop_detached(index);
         }
     }
 
-    fn drop_estate(&mut self, index: usize) {
-        let Some(estate) = self.heirs.0.remove(index) else { return };
-        self.locks.end(estate.session);
+    fn drop_detached(&mut self, index: usize) {
+        let Some(detached) = self.detached.0.remove(index) else { return };
+        self.locks.end(detached.session);
         // Inodes that have a name are skipped when their turn comes.
-        let unreferred = self.references.end(estate.session);
+        let unreferred = self.references.end(detached.session);
         self.reapable.extend(unreferred);
         self.look_at_kept();
-        self.register.note(RegisterEntry::new(RegisterKind::End, estate.session.0));
+        self.register.note(RegisterEntry::new(RegisterKind::End, detached.session.0));
     }
 }
 
@@ -304,7 +306,7 @@ impl State {
 /// had so many sessions, the oldest ranges are forgotten, except for the inodes that it refers to.
 fn forget_ranges(
     ranges: &mut Vec<(InodeNumber, u64)>,
-    known: &mut BTreeMap<InodeNumber, Known>,
+    known: &mut BTreeMap<InodeNumber, MetInode>,
     referred: impl Iterator<Item = InodeNumber>,
 ) {
     if ranges.len() <= RANGES_MAX {
@@ -330,30 +332,30 @@ fn open_here(session: &Session) -> Vec<InodeNumber> {
 mod tests {
     use super::*;
 
-    fn estate(session: u64, uid: u32) -> Estate {
+    fn session_of_user(session: u64, uid: u32) -> DetachedSession {
         let owner = U64::new(uid.into());
         let entry = RegisterEntry { owner, ..RegisterEntry::new(RegisterKind::Attach, session) };
-        Estate::of_entry(SessionId(session), &entry)
+        DetachedSession::of_entry(SessionId(session), &entry)
     }
 
     #[test]
     fn the_oldest_of_the_user_who_has_most_gives_way() {
         const MAX: usize = 16;
         let (one, crowd) = (1, 1000);
-        let mut heirs = Heirs::of(std::iter::once(estate(0, one)));
+        let mut detached = DetachedSessions::of(std::iter::once(session_of_user(0, one)));
         for session in 1..10 * MAX as u64 {
-            if let Some(index) = heirs.who_gives_way(crowd, MAX) {
-                heirs.0.remove(index);
+            if let Some(index) = detached.oldest_of_most(crowd, MAX) {
+                detached.0.remove(index);
             }
-            heirs.add(estate(session, crowd));
+            detached.add(session_of_user(session, crowd));
         }
-        assert_eq!(heirs.0[0].uid, one, "a crowd of one user's leaves another his");
-        assert!(heirs.may_take(one, MAX) && heirs.may_take(2, MAX) && !heirs.may_take(crowd, MAX));
-        assert_eq!(heirs.who_gives_way(2, MAX), None);
-        while heirs.0.len() < MAX {
-            heirs.add(estate(1, crowd));
+        assert_eq!(detached.0[0].uid, one, "many sessions of one user leave another user theirs");
+        assert!(detached.may_take(one, MAX) && detached.may_take(2, MAX) && !detached.may_take(crowd, MAX));
+        assert_eq!(detached.oldest_of_most(2, MAX), None);
+        while detached.0.len() < MAX {
+            detached.add(session_of_user(1, crowd));
         }
-        assert_eq!(heirs.who_gives_way(2, MAX), Some(1), "full: the oldest of who has most");
+        assert_eq!(detached.oldest_of_most(2, MAX), Some(1), "full: the oldest of the user with most");
     }
 
     #[test]
