@@ -18,7 +18,7 @@ fn libfs_does_what_the_kernel_does() {
         Arc::new(libfs)
     });
     for daemon in nodes.iter().filter_map(|node| node.daemon()) {
-        ejected.extend(daemon.ejections());
+        ejected.extend(daemon.terminations());
     }
     assert!(ejected.is_empty(), "an honest LibFS was cut: {ejected:?}");
     let told: Vec<_> = failures.iter().map(|(name, why)| format!("{name}: {why}")).collect();

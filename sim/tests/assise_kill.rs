@@ -120,7 +120,7 @@ fn a_session_that_was_shut_out_goes_on_in_a_new_one() {
                 let answer = other.call(&Call::Mkdir { path: at("other"), mode: 0o755 });
                 assert_eq!(answer, Answer::Done, "cut before {cut}");
                 assert_eq!(other.call(&Call::Rmdir(at("other"))), Answer::Done);
-                let ejected = node.daemon().expect("it runs").ejections().len();
+                let ejected = node.daemon().expect("it runs").terminations().len();
                 assert_eq!((ejected, local.session()), (1, before), "shut out, and not yet aware of it");
             }
             let answer = player.call(call);
@@ -153,11 +153,11 @@ fn a_file_without_a_name_stays_until_what_was_written_to_it_is_digested() {
     let begin = node.host.now();
     let all_digested = || libfs.progress().is_some_and(|(last, digested)| last == digested);
     let never = ipc::Word::new(0);
-    while daemon.ejections().is_empty() && !all_digested() {
+    while daemon.terminations().is_empty() && !all_digested() {
         assert!(node.host.now().since(begin) < Duration::from_secs(30), "it is digested when it lies idle");
         node.host.wait(&never, 0, Some(node.host.now().after(Duration::from_millis(1))));
     }
-    assert_eq!(daemon.ejections(), [], "the log was not cut");
+    assert_eq!(daemon.terminations(), [], "the log was not cut");
     assert_eq!(whole_tree(&mut player).len(), 2, "the root, and what came after it");
     daemon.stop();
 }

@@ -113,7 +113,7 @@ fn history(seed: u64) -> (u64, u64, usize) {
         LEFT.set(0);
         let wanted = programs[who].model.call(&call);
         assert_eq!(found, wanted, "seed {seed}, call {number} of program {who}: {call:?}");
-        shut_out += node.daemon().map_or(0, |daemon| daemon.ejections().len());
+        shut_out += node.daemon().map_or(0, |daemon| daemon.terminations().len());
     }
     NODE.set(None);
     node.kill();

@@ -78,7 +78,7 @@ struct History {
     /// What each of the changes touched.
     touched: Vec<Touched>,
     programs: Vec<Arc<Local>>,
-    ejections: usize,
+    terminations: usize,
 }
 
 fn disturbed(seed: u64) -> bool {
@@ -136,10 +136,10 @@ fn run(seed: u64) -> Result<History, String> {
             disturb(&host, &locals, &mut random);
         }
         threads.into_iter().for_each(|thread| thread.join().expect("no worker failed"));
-        let ejections = daemon.ejections();
-        assert!(ejections.iter().all(|ejection| ejection.reason == "Grace"), "{ejections:?}");
-        assert!(disturbed(seed) || ejections.is_empty(), "{ejections:?}");
-        shown.lock().expect("nobody panicked").1 = ejections.len();
+        let terminations = daemon.terminations();
+        assert!(terminations.iter().all(|one| one.reason == "Grace"), "{terminations:?}");
+        assert!(disturbed(seed) || terminations.is_empty(), "{terminations:?}");
+        shown.lock().expect("nobody panicked").1 = terminations.len();
         daemon.stop();
     };
     drop(outside.spawn("main", Box::new(body)).expect("a thread"));
@@ -148,8 +148,8 @@ fn run(seed: u64) -> Result<History, String> {
     let changes = in_order(&events);
     let (_, touched) =
         replay(folders, changes.iter()).map_err(|error| format!("even without a crash: {error}"))?;
-    let (programs, ejections) = std::mem::take(&mut *result.lock().expect("nobody panicked"));
-    Ok(History { recorder, events, changes, touched, programs, ejections })
+    let (programs, terminations) = std::mem::take(&mut *result.lock().expect("nobody panicked"));
+    Ok(History { recorder, events, changes, touched, programs, terminations })
 }
 
 /// How many changes of each program.
@@ -215,7 +215,7 @@ impl History {
     /// The change that a program was about. If its session was shut out, what it did there at last may be there, though
     /// it was done again, and perhaps not the same, in the next.
     fn under_way(&self, who: usize, events: usize) -> Option<&Done> {
-        if self.ejections == 0 {
+        if self.terminations == 0 {
             return None;
         }
         let of_program = |event: &&Event| match event {
@@ -335,8 +335,8 @@ fn check(history: &History, node: &Arc<Node>, medium: &Medium, point: &Point) ->
     }
     let daemon = node.daemon().expect("it runs");
     daemon.end(local.session());
-    if !daemon.ejections().is_empty() {
-        return Err(format!("after recovery {:?}", daemon.ejections()));
+    if !daemon.terminations().is_empty() {
+        return Err(format!("after recovery {:?}", daemon.terminations()));
     }
     is_clean(medium)
 }
@@ -350,14 +350,14 @@ struct Totals {
     leases: u64,
     grown: u64,
     digests: u64,
-    ejections: usize,
+    terminations: usize,
 }
 
 fn one(seed: u64, totals: &mut Totals) -> Result<(), String> {
     let history = run(seed)?;
     totals.changes += history.changes.len();
     totals.syncs += history.events.iter().filter(|event| matches!(event, Event::Synced { .. })).count();
-    totals.ejections += history.ejections;
+    totals.terminations += history.terminations;
     let calls = |kind| history.programs.iter().map(|local| local.counts.of(kind)).sum::<u64>();
     totals.leases += calls(CallKind::Lease);
     totals.grown += calls(CallKind::GrowLog);
@@ -380,10 +380,10 @@ fn a_dead_machine_leaves_what_was_promised_and_else_a_prefix() {
             println!("again: HEARTH_SEED={seed} cargo test -p sim --test assise_machine_death");
         }
     }
-    let Totals { counts, changes, syncs, leases, grown, digests, ejections } = totals;
+    let Totals { counts, changes, syncs, leases, grown, digests, terminations } = totals;
     println!(
         "machine death: {} histories of {FOLDERS:?}, {changes} changes, {syncs} syncs, {leases} leases asked for, {grown} \
-         logs grown, {digests} digests asked for, {ejections} sessions shut out; {} moments, {} images, {} of crashed \
+         logs grown, {digests} digests asked for, {terminations} sessions shut out; {} moments, {} images, {} of crashed \
          recoveries; {failed} histories failed",
         seeds.end - seeds.start,
         counts.capped,

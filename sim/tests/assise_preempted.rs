@@ -153,8 +153,8 @@ fn run(case: Case) -> (Outcome, bool) {
         let daemon = node.daemon().expect("it runs");
         let (answers, stopped) = together(&daemon, &hosts, (one, case.first), (two, case.second), case.seams);
         daemon.tidy();
-        let ejections = daemon.ejections();
-        assert!(ejections.iter().all(|ejection| ejection.reason == "Grace"), "{ejections:?}");
+        let terminations = daemon.terminations();
+        assert!(terminations.iter().all(|one| one.reason == "Grace"), "{terminations:?}");
         let tree = whole_tree(&mut attach(&host, 4));
         *theirs.lock().expect("nobody panicked") = Some(((answers.0, answers.1, tree), stopped));
     };

@@ -66,7 +66,7 @@ fn work(libfs: &LibFs, process: usize, thread: usize) {
 
 fn check(node: &Arc<Node>, host: Arc<SimHost>) {
     let daemon = node.daemon().expect("it runs");
-    assert!(daemon.ejections().is_empty(), "an honest LibFS was cut: {:?}", daemon.ejections());
+    assert!(daemon.terminations().is_empty(), "an honest LibFS was cut: {:?}", daemon.terminations());
     let (libfs, _) = node.attach_on(host, Caller::ROOT, Limits::default());
     let root = libfs.root().expect("there is a root").inode;
     let handle = open(&libfs, root, b"log");

@@ -32,7 +32,7 @@ fn run(node: &Arc<Node>, body: impl Fn(&LibFs, usize, usize) + Send + Sync + 'st
     }
     threads.into_iter().for_each(|thread| thread.join().expect("no worker failed"));
     let daemon = node.daemon().expect("it runs");
-    assert!(daemon.ejections().is_empty(), "an honest LibFS was cut: {:?}", daemon.ejections());
+    assert!(daemon.terminations().is_empty(), "an honest LibFS was cut: {:?}", daemon.terminations());
 }
 
 fn node() -> Arc<Node> {

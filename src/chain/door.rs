@@ -7,7 +7,7 @@ use ipc::socket::Listener;
 use ipc::sync::Ordering;
 use ipc::{Descriptor, Host, Lock, SystemHost, WAKE_ALL, Word};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sharedfs::turn_away_from_standby;
+use sharedfs::reject_all_on_standby;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ impl Inner {
                     let _ = poll(&mut [PollFd::new(knocks, PollFlags::IN)], Some(&LOOK));
                     // Under the lock: when `set` has returned nobody is turned away by what was before.
                     if let Treatment::TurnedAway(sentence) = &*self.treatment.lock() {
-                        turn_away_from_standby(listener, sentence);
+                        reject_all_on_standby(listener, sentence);
                     }
                 }
             }

@@ -19,7 +19,7 @@ use ipc::socket::Listener;
 use ipc::{Descriptor, Host, SystemHost, Word};
 use pmem::Medium;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sharedfs::{Config, Daemon, Door, Recovered, format_pool, turn_away};
+use sharedfs::{Config, Daemon, ListenerSettings, Recovered, format_pool, reject_all};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeSet;
@@ -219,7 +219,7 @@ fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, 
     let begin = SystemHost.now();
     let opened = Daemon::open(Arc::new(SystemHost), &medium, config).inspect_err(|why| {
         if why.is_no_space() {
-            turn_away(listener, why);
+            reject_all(listener, why);
         }
     });
     let (daemon, recovered) = opened.map_err(Error::at("open", pool))?;
@@ -262,9 +262,9 @@ pub(crate) fn config(cluster: &Cluster) -> Config {
 }
 
 /// What a daemon's door is told.
-pub(crate) fn door(listener: Listener) -> Door {
+pub(crate) fn door(listener: Listener) -> ListenerSettings {
     let uid = rustix::process::geteuid().as_raw();
-    Door { listener, library: env!("CARGO_PKG_VERSION").to_owned(), uid }
+    ListenerSettings { listener, library: env!("CARGO_PKG_VERSION").to_owned(), uid }
 }
 
 /// Says what was found when a daemon began to lead; gives what was lost.
@@ -444,10 +444,10 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<Strin
         commits: daemon.commit().get(),
         requests: daemon.requests(),
         programs,
-        estates: daemon.estates() as u64,
+        estates: daemon.detached_sessions() as u64,
         references: daemon.references() as u64,
         forced_ends: daemon
-            .ejections()
+            .terminations()
             .iter()
             .map(|end| format!("session {} of user {}: {}", end.session, end.uid, end.reason))
             .collect(),

@@ -59,6 +59,6 @@ impl Node {
     pub fn tidy(&self) {
         let daemon = self.daemon().expect("it runs");
         daemon.tidy();
-        assert!(daemon.ejections().is_empty(), "an honest LibFS was cut: {:?}", daemon.ejections());
+        assert!(daemon.terminations().is_empty(), "an honest LibFS was cut: {:?}", daemon.terminations());
     }
 }

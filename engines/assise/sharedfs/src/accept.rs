@@ -50,7 +50,7 @@ const KEPT_DESCRIPTORS_MAX: usize = 64;
 const NO_DESCRIPTOR: &str = "no descriptor is left for another session";
 
 /// Settings of the listener.
-pub struct Door {
+pub struct ListenerSettings {
     /// The socket.
     pub listener: Listener,
     /// Version of the program; a library of another one is refused.
@@ -101,7 +101,7 @@ impl AdmittedClient {
 /// The listener thread and its data.
 struct ListenerThread {
     core: Arc<Core>,
-    settings: Door,
+    settings: ListenerSettings,
     /// Signalled when a greeting is over; `heard` is the end that the thread polls.
     bell: Arc<Connection>,
     heard: Connection,
@@ -114,7 +114,7 @@ impl Core {
     ///
     /// # Errors
     /// `Ipc`: no thread or descriptor is free for it.
-    pub fn start_listener(self: &Arc<Self>, settings: Door) -> Result<(), Error> {
+    pub fn start_listener(self: &Arc<Self>, settings: ListenerSettings) -> Result<(), Error> {
         let (bell, heard) = Connection::pair()?;
         let (core, bell) = (self.clone(), Arc::new(bell));
         // Only the first listener of a daemon is woken when the daemon ends; a second one finds out within [`LOOK`].
@@ -394,12 +394,12 @@ const REJECTED_MAX: u32 = 8192;
 
 /// Rejects all connections in the backlog because the medium of the pool is full: no daemon can serve them before space
 /// is freed, and they would wait for a minute and a half.
-pub fn turn_away(listener: &Listener, why: &Error) {
+pub fn reject_all(listener: &Listener, why: &Error) {
     reject_all_waiting(listener, REFUSED_SPACE, &why.to_string());
 }
 
 /// Rejects all connections in the backlog of a node that does not lead, with the reason.
-pub fn turn_away_from_standby(listener: &Listener, why: &str) {
+pub fn reject_all_on_standby(listener: &Listener, why: &str) {
     reject_all_waiting(listener, REFUSED_STANDBY, why);
 }
 
@@ -418,7 +418,7 @@ fn reject_all_waiting(listener: &Listener, reason: u32, why: &str) {
 ///
 /// # Errors
 /// No descriptor is free beside the reserved ones.
-fn accept(settings: &Door) -> Result<Option<Connection>, ipc::Error> {
+fn accept(settings: &ListenerSettings) -> Result<Option<Connection>, ipc::Error> {
     // A client that greets is told that there is no session for it: for that, more descriptors may be used than for a
     // session.
     let kept = kept_descriptors() / 2;

@@ -4,7 +4,7 @@
 //! one; one for the listener; and one in the background that digests logs which asked for it or are idle, and removes
 //! inodes without a name. All are started through [`Host`] and end with [`Daemon::stop`].
 
-use crate::accept::Door;
+use crate::accept::ListenerSettings;
 use crate::compare::Compared;
 use crate::config::Config;
 use crate::copies::CopyState;
@@ -21,7 +21,7 @@ use crate::register::Register;
 use crate::replay::copy::LocalCopy;
 use crate::serve::{Answer, Request};
 use crate::standby::Term;
-use crate::state::{CacheWatch, Core, Ejection, State};
+use crate::state::{CacheWatch, Core, State, Termination};
 use crate::sync::Parking;
 use crate::take_over::{Left, Recovered, take_over};
 use area::{Area, NewPool, Usage};
@@ -284,7 +284,7 @@ impl Daemon {
     ///
     /// # Errors
     /// `Ipc`.
-    pub fn listen(&self, door: Door) -> Result<(), Error> {
+    pub fn listen(&self, door: ListenerSettings) -> Result<(), Error> {
         self.core.start_listener(door)
     }
 
@@ -417,8 +417,8 @@ impl Daemon {
     }
 
     /// Sessions that were ended by force; only the newest are remembered.
-    pub fn ejections(&self) -> Vec<Ejection> {
-        self.core.state.lock().ejections.iter().cloned().collect()
+    pub fn terminations(&self) -> Vec<Termination> {
+        self.core.state.lock().terminations.iter().cloned().collect()
     }
 
     /// Why the daemon stopped; `None` while it runs.

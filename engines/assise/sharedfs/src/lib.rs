@@ -63,7 +63,7 @@ mod take_over;
 mod upkeep;
 mod walk;
 
-pub use accept::{Door, turn_away, turn_away_from_standby};
+pub use accept::{ListenerSettings, reject_all, reject_all_on_standby};
 pub use compare::{Compared, Difference, Unequal};
 pub use config::Config;
 pub use copies::CopyState;
@@ -77,5 +77,5 @@ pub use replay::authorize::Refusal;
 pub use replay::script::{Executed, execute_ledger};
 pub use serve::Answer;
 pub use standby::{Standby, StandbyState, Term};
-pub use state::{CacheWatch, Ejection};
+pub use state::{CacheWatch, Termination};
 pub use take_over::Recovered;

@@ -36,7 +36,7 @@ impl Daemon {
 
     /// Number of detached sessions: kept for processes that may come back after a termination or a restart of the
     /// daemon, or for files that programs gave away.
-    pub fn estates(&self) -> usize {
+    pub fn detached_sessions(&self) -> usize {
         self.core().state.lock().detached.all().count()
     }
 

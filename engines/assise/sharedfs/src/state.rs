@@ -72,7 +72,7 @@ pub(crate) struct Revocation {
 
 /// A session that was terminated, and why: for status and tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ejection {
+pub struct Termination {
     /// The session.
     pub session: u64,
     /// Its user.
@@ -82,7 +82,7 @@ pub struct Ejection {
 }
 
 /// Terminations that are remembered.
-const EJECTIONS_MAX: usize = 64;
+const TERMINATIONS_MAX: usize = 64;
 
 /// The state that the lock protects.
 pub(crate) struct State {
@@ -111,7 +111,7 @@ pub(crate) struct State {
     pub reapable: VecDeque<InodeNumber>,
     /// Inodes that the next commits remove.
     pub reaping: BTreeSet<InodeNumber>,
-    pub ejections: VecDeque<Ejection>,
+    pub terminations: VecDeque<Termination>,
     /// The state of former sessions, kept for their successors.
     pub detached: DetachedSessions,
     pub locks: Locks,
@@ -265,7 +265,7 @@ impl State {
             lock_leases: LockLeases::new(config.lock_limits),
             register,
             kept,
-            ejections: VecDeque::new(),
+            terminations: VecDeque::new(),
             failure: None,
             lacks: false,
             is_full: false,
@@ -313,10 +313,10 @@ impl State {
     }
 
     pub fn note_termination(&mut self, session: SessionId, uid: u32, reason: String) {
-        if self.ejections.len() == EJECTIONS_MAX {
-            self.ejections.pop_front();
+        if self.terminations.len() == TERMINATIONS_MAX {
+            self.terminations.pop_front();
         }
-        self.ejections.push_back(Ejection { session: session.0, uid, reason });
+        self.terminations.push_back(Termination { session: session.0, uid, reason });
     }
 
     /// How far a session's log is digested into the area.

@@ -204,8 +204,8 @@ pub fn check_pool(daemon: &Arc<Daemon>, medium: &Medium) -> Result<u64, String> 
     if !made || !client.write(after, 0, b"goes on") || client.digest(true).is_err() {
         return Err("what was recovered cannot be used".to_owned());
     }
-    if !daemon.ejections().is_empty() {
-        return Err(format!("{:?}", daemon.ejections()));
+    if !daemon.terminations().is_empty() {
+        return Err(format!("{:?}", daemon.terminations()));
     }
     let report = area::check::check(medium).map_err(|error| error.to_string())?;
     if report.is_clean() { Ok(found.len() as u64) } else { Err(format!("{:?}", report.findings)) }

@@ -80,7 +80,7 @@ fn judge(states: &[State], daemon: &Arc<Daemon>, medium: &Medium, point: &Point)
     client.write_lease(ROOT);
     let (after, made) = client.create(ROOT, b"after", FILE | 0o600);
     if !made || !client.write(after, 0, b"goes on") || client.digest(true).is_err() {
-        return Err(format!("what was recovered cannot be used: {:?}", daemon.ejections()));
+        return Err(format!("what was recovered cannot be used: {:?}", daemon.terminations()));
     }
     crate::support::findings(medium)
 }

@@ -11,7 +11,7 @@ use ipc::socket::{Connection, Listener, hello};
 use ipc::words::{GENERATIONS, Seal};
 use ipc::{DaemonView, SystemHost, Word};
 use pmem::Medium;
-use sharedfs::{Config, Daemon, Door};
+use sharedfs::{Config, Daemon, ListenerSettings};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub fn daemon_of(folder: &Path, config: Config) -> Daemon {
     let daemon = Daemon::open(host(), &medium, config).unwrap().0;
     let listener = Listener::bind(&folder.join("socket")).unwrap();
     daemon.start().unwrap();
-    daemon.listen(Door { listener, library: LIBRARY.to_owned(), uid: 0 }).unwrap();
+    daemon.listen(ListenerSettings { listener, library: LIBRARY.to_owned(), uid: 0 }).unwrap();
     daemon
 }
 

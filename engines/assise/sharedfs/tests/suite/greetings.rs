@@ -155,11 +155,11 @@ fn who_gave_up_a_greeting_and_greets_again_is_let_in_after_it() {
     let until = Some(SystemHost.now().after(Duration::from_secs(10)));
     let welcome = again.receive_until(&SystemHost, until).unwrap();
     assert_eq!(welcome.kind, MessageKind::Welcome);
-    assert_eq!(daemon.estates(), 0, "it has what the former session left");
+    assert_eq!(daemon.detached_sessions(), 0, "it has what the former session left");
     drop(again);
     let guest: Guest = knock_for(&folder, former);
     guest.root();
-    assert_eq!((daemon.sessions().len(), daemon.estates()), (before + 1, 0));
+    assert_eq!((daemon.sessions().len(), daemon.detached_sessions()), (before + 1, 0));
     daemon.stop();
 }
 

@@ -34,7 +34,7 @@ fn what_one_wrote_the_other_reads_and_the_first_has_lost() {
     assert_eq!(two.read(file, 0, 9).unwrap(), b"again");
     assert!(two.under(&[found], |two| two.write(file, 5, b"!")));
     assert!(one.walk("file").unwrap().item.stamp.log == two.attached.welcome.log);
-    assert!(daemon.ejections().is_empty());
+    assert!(daemon.terminations().is_empty());
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn who_stays_inside_loses_everything_but_what_was_committed() {
     assert_eq!(entries, [(b"folder".to_vec(), folder)]);
     assert!(!done, "the log was sealed at what was committed");
     assert_eq!(two.walk("folder").unwrap().item.mode.get(), DIRECTORY | 0o755);
-    assert_eq!(daemon.ejections().len(), 1);
+    assert_eq!(daemon.terminations().len(), 1);
     assert_eq!(one.lease(&[(ROOT, LEASE_READ)]).map(|_| ()), Err(Status::Sealed));
     one.pages.inside().leave(stuck);
     assert_eq!(daemon.sessions(), [two.session]);
@@ -144,7 +144,7 @@ fn two_processes_create_in_one_folder() {
     thread.join().unwrap();
     let three = Client::attach(&daemon, user(0));
     assert_eq!(three.walk("folder").unwrap().item.size.get(), u64::from(2 * EACH));
-    assert!(daemon.ejections().is_empty(), "{:?}", daemon.ejections());
+    assert!(daemon.terminations().is_empty(), "{:?}", daemon.terminations());
     let report = area::check::check(&recorder.medium()).unwrap();
     assert!(report.is_clean(), "{report:?}");
 }
@@ -164,7 +164,7 @@ fn several_leases_are_taken_at_once_by_both_in_any_order() {
         SystemHost.spawn("mover", Box::new(move || move_to_and_fro(two, left, right, file))).unwrap();
     move_to_and_fro(one, right, left, file);
     thread.join().unwrap();
-    assert!(daemon.ejections().is_empty(), "{:?}", daemon.ejections());
+    assert!(daemon.terminations().is_empty(), "{:?}", daemon.terminations());
     let three = Client::attach(&daemon, user(0));
     let sizes = ["left", "right"].map(|name| three.walk(name).unwrap().item.size.get());
     assert_eq!(sizes[0] + sizes[1], 1);

@@ -75,7 +75,7 @@ impl Stage {
         bob.walk("common").unwrap();
         act(&mut bob);
         assert_eq!(bob.digest(true), Err(Status::Sealed));
-        assert_eq!(self.daemon.ejections().last().unwrap().session, bob.session);
+        assert_eq!(self.daemon.terminations().last().unwrap().session, bob.session);
         self.check();
     }
 }

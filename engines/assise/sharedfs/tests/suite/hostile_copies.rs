@@ -35,7 +35,7 @@ fn a_commit_word_beyond_the_log_holds_nobody_up() {
     assert!(other.walk("folder/whole").is_ok());
     let (file, _) = other.create(folder, b"of the other", FILE | 0o644);
     sync(&other, &[(file, 1)]).unwrap();
-    assert_eq!(pair.daemon.ejections().len(), 1);
+    assert_eq!(pair.daemon.terminations().len(), 1);
     assert_level(&pair, &recorders);
 }
 
@@ -64,6 +64,6 @@ fn a_program_that_ignores_how_much_is_reusable_is_cut() {
     other.write_lease(file);
     assert!(other.write(file, 0, b"of the other"));
     sync(&other, &[(file, 1)]).unwrap();
-    assert_eq!(pair.daemon.ejections().len(), 1);
+    assert_eq!(pair.daemon.terminations().len(), 1);
     assert_level(&pair, &recorders);
 }

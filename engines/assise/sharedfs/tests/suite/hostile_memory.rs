@@ -146,7 +146,7 @@ impl<'a> Alice<'a> {
 
     /// She is refused: only if she was ended because an operation of hers took longer than the grace period may she be.
     fn late<T>(&self, refused: &str) -> Option<T> {
-        let ends = self.scene.daemon.ejections();
+        let ends = self.scene.daemon.terminations();
         let end = ends.iter().find(|end| end.session == self.client.session);
         let slow = end.is_some_and(|end| end.reason == "Grace") && self.inside >= tiny().grace;
         assert!(slow, "{refused}: {end:?}, at most {:?} inside", self.inside);

@@ -164,7 +164,7 @@ fn a_holder_that_does_not_leave_is_shut_out_and_keeps_its_locks() {
     let _stopped = one.pages.inside().enter(Some(1), FenceBy::Operation);
     holder.write(&[held(11, LOCK_EXCLUSIVE, 0, 9)]);
     assert_eq!(lock(&two, request(ROOT, 22, LOCK_SHARED, 0)).map(|_| ()), Err(Status::WouldBlock));
-    assert_eq!((daemon.ejections().len(), daemon.sessions().len()), (1, 1));
+    assert_eq!((daemon.terminations().len(), daemon.sessions().len()), (1, 1));
     // Its process comes back to them.
     let again = attach(&daemon, 1);
     again.call(CallKind::Unlock, &[request(ROOT, 11, LOCK_SHARED, 0).as_bytes()]).unwrap();

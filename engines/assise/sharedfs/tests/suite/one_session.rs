@@ -99,7 +99,7 @@ fn removed_means_gone_and_open_means_kept() {
     assert_eq!(daemon.usage().inodes, inodes - 1);
     assert_eq!(one.read(kept, 0, 100), Err(Status::NotFound));
     assert_eq!(one.lease(&[(kept, LEASE_READ)]).map(|_| ()), Err(Status::NotFound));
-    assert!(daemon.ejections().is_empty());
+    assert!(daemon.terminations().is_empty());
 }
 
 /// A process removes the name of a file that it has open and goes on writing to it; the daemon dies before any of

@@ -134,7 +134,7 @@ impl World {
         assert!(
             append(&mut self.one, step, time_of(number)),
             "the log is sealed: {:?}",
-            self.daemon.ejections()
+            self.daemon.terminations()
         );
         self.was_done(step, number);
         self.own = self.done;
@@ -180,14 +180,14 @@ impl World {
 
     /// Everything is digested.
     pub fn digest(&mut self) {
-        self.one.digest(true).unwrap_or_else(|status| panic!("{status:?}: {:?}", self.daemon.ejections()));
+        self.one.digest(true).unwrap_or_else(|status| panic!("{status:?}: {:?}", self.daemon.terminations()));
         self.one.release();
         self.recorder.returned(SYNCED + self.own);
     }
 
     /// The first session's records are digested, and nothing else changes.
     pub fn digest_alone(&mut self) {
-        self.one.digest(true).unwrap_or_else(|status| panic!("{status:?}: {:?}", self.daemon.ejections()));
+        self.one.digest(true).unwrap_or_else(|status| panic!("{status:?}: {:?}", self.daemon.terminations()));
         self.one.release();
     }
 
@@ -245,7 +245,7 @@ impl World {
     pub fn finish(&mut self) {
         self.daemon.tidy();
         self.recorder.returned(SYNCED + self.done);
-        assert_eq!(self.daemon.ejections(), [], "an honest session was put out");
+        assert_eq!(self.daemon.terminations(), [], "an honest session was put out");
     }
 
     /// What the tree holds now is what the model says.

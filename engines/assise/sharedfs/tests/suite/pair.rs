@@ -432,7 +432,7 @@ fn a_copy_that_executes_late_loses_nothing() {
             pair.follows.borrow_mut().paused = 40;
         }
     }
-    assert_eq!(pair.daemon.ejections(), []);
+    assert_eq!(pair.daemon.terminations(), []);
     for id in pair.daemon.sessions() {
         pair.daemon.end(id);
     }

@@ -208,7 +208,7 @@ fn programs_that_sync_at_once_are_on_both() {
         assert_eq!(client.walk(&format!("file{pid}")).unwrap().inode, file);
         assert_eq!(client.read(file, 0, 8).unwrap(), last.to_le_bytes());
     }
-    assert!(daemon.ejections().is_empty() && nodes.daemon.failure().is_none());
+    assert!(daemon.terminations().is_empty() && nodes.daemon.failure().is_none());
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn a_member_joins_while_programs_write_without_a_pause() {
     assert_eq!(joined, Some(()), "programs kept it from joining");
     ending.store(true, Ordering::Release);
     let rounds: u64 = programs.into_iter().map(|program| program.end()).sum();
-    assert!(rounds > 0 && nodes.daemon.copies()[0].level && nodes.daemon.ejections().is_empty());
+    assert!(rounds > 0 && nodes.daemon.copies()[0].level && nodes.daemon.terminations().is_empty());
     let contents = |daemon: &Arc<Daemon>| {
         let client = Client::attach(daemon, user(0));
         let read =

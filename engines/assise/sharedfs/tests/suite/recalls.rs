@@ -138,8 +138,8 @@ fn one_that_gives_no_sign_is_ended() {
         assert!(waits.try_recv().is_err(), "it is about it");
     }
     assert_eq!(waits.recv_timeout(LONG).unwrap().inode, ROOT);
-    let ejections = daemon.ejections();
-    assert_eq!(ejections.iter().map(|ended| ended.reason.as_str()).collect::<Vec<_>>(), ["Silent"]);
+    let ended = daemon.terminations();
+    assert_eq!(ended.iter().map(|one| one.reason.as_str()).collect::<Vec<_>>(), ["Silent"]);
     eventually("its log is digested", || daemon.sessions().len() == 1);
     daemon.stop();
 }

@@ -14,7 +14,7 @@ fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
     pair.quiesce();
     let (ours, theirs) = (items(&recorders[0].medium(), false), items(&recorders[1].medium(), false));
     assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
-    assert_eq!(pair.daemon.ejections(), []);
+    assert_eq!(pair.daemon.terminations(), []);
 }
 
 /// A program with a file of its own, which the copy has.
@@ -73,7 +73,7 @@ fn a_log_does_not_end_where_the_copy_has_not_executed_yet() {
     (12..36).for_each(|round| write(&mut client, round));
     pair.daemon.add_copy(pair.connect()).unwrap();
     sync(&client, &[(file, 1)]).unwrap();
-    assert_eq!(pair.daemon.ejections(), []);
+    assert_eq!(pair.daemon.terminations(), []);
     let (daemon, _) = pair.take_over();
     let client = Client::attach(&daemon, user(0));
     let file = client.walk("file1").unwrap().inode;

@@ -175,7 +175,7 @@ fn more_own_inodes_than_can_be_told_of_end_the_session_and_lose_nothing() {
     assert!(made && one.write(last, 0, b"there"));
     two.walk("folder/last").unwrap();
     assert_eq!(two.read(last, 0, 9).unwrap(), b"there");
-    assert_eq!(daemon.ejections().len(), 1);
+    assert_eq!(daemon.terminations().len(), 1);
 }
 
 fn refill(client: &Client, blocks: u64) -> Result<u64, Status> {
@@ -236,11 +236,11 @@ fn a_reservation_is_enough_for_links_with_the_longest_targets() {
             break;
         }
         reserved -= cost;
-        assert!(one.symlink(ROOT, &bytes, &target), "link {made}: {:?}", daemon.ejections());
+        assert!(one.symlink(ROOT, &bytes, &target), "link {made}: {:?}", daemon.terminations());
         made += 1;
     }
     one.digest(true).unwrap();
-    assert!(daemon.ejections().is_empty(), "{:?}", daemon.ejections());
+    assert!(daemon.terminations().is_empty(), "{:?}", daemon.terminations());
     assert!(made > 100, "{made}");
     assert_eq!(one.walk("").unwrap().item.size.get(), made);
 }
@@ -306,7 +306,7 @@ fn batches_of_any_size_get_on() {
             let (file, made) = one.create(ROOT, format!("{index}").as_bytes(), FILE | 0o644);
             assert!(made && one.write(file, 0, &[1; 100]), "{batch_nodes_max}");
         }
-        assert!(one.digest(true).is_ok(), "{batch_nodes_max}: {:?}", daemon.ejections());
+        assert!(one.digest(true).is_ok(), "{batch_nodes_max}: {:?}", daemon.terminations());
         one.release();
         for index in 150..200u32 {
             let (file, made) = one.create(ROOT, format!("{index}").as_bytes(), FILE | 0o644);
@@ -355,14 +355,15 @@ fn more_users_than_segments_lose_nothing() {
         let name = format!("of-{uid}");
         let (file, made) = one.create(common, name.as_bytes(), FILE | 0o644);
         assert!(made && one.write(file, 0, &[uid as u8; 5000]), "user {uid}");
-        one.digest(true).unwrap_or_else(|status| panic!("user {uid}: {status:?}, {:?}", daemon.ejections()));
+        one.digest(true)
+            .unwrap_or_else(|status| panic!("user {uid}: {status:?}, {:?}", daemon.terminations()));
         users.push((uid, file, one));
         if users.len() > 5 {
             let (.., gone) = users.remove(0);
             daemon.end(gone.session);
         }
     }
-    assert_eq!(daemon.ejections(), []);
+    assert_eq!(daemon.terminations(), []);
     for (uid, file, one) in &users {
         assert_eq!(one.read(*file, 0, 6000).unwrap(), [*uid as u8; 5000]);
     }

@@ -85,10 +85,10 @@ fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
     // The giver ends: what it gave away stays, for him alone who has the number.
     drop(giver);
     eventually("the giver's session ends", || daemon.sessions().len() == 1);
-    assert_eq!((daemon.estates(), daemon.references()), (1, 1));
+    assert_eq!((daemon.detached_sessions(), daemon.references()), (1, 1));
     assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::WouldBlock);
     let guesser = knock_for(folder.path(), number ^ 1);
-    assert_eq!(daemon.estates(), 0, "the note named this very process: it inherits by what it is");
+    assert_eq!(daemon.detached_sessions(), 0, "the note named this very process: it inherits by what it is");
     // Who was never heard of would be waited for.
     guesser.root();
     drop(guesser);
@@ -100,9 +100,9 @@ fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
     let (number, lifeline) = give(&giver);
     drop(knock_for(folder.path(), number ^ 1));
     drop(knock_for(folder.path(), number & !SHARE_BIT));
-    assert_eq!(daemon.estates(), 1, "others do not get it");
+    assert_eq!(daemon.detached_sessions(), 1, "others do not get it");
     let heir = knock_for(folder.path(), number);
-    assert_eq!((daemon.estates(), daemon.references()), (0, 1));
+    assert_eq!((daemon.detached_sessions(), daemon.references()), (0, 1));
     drop(lifeline);
     // The heir locks, and ends: the giver has the description open still.
     assert_eq!(lock(&heir, CallKind::Lock, MINE), Status::Ok);
@@ -127,13 +127,13 @@ fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
     // The last holder closes it: heard when somebody asks.
     say(&lifeline, NOTE_CLOSED, &[file(ROOT)]);
     assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::Ok);
-    assert_eq!((daemon.estates(), daemon.references()), (1, 0));
+    assert_eq!((daemon.detached_sessions(), daemon.references()), (1, 0));
     drop(lifeline);
-    eventually("nobody is left", || daemon.estates() == 0);
+    eventually("nobody is left", || daemon.detached_sessions() == 0);
     // What is no note ends it too.
     let (_, lifeline) = give(&giver);
     lifeline.send(MessageKind::Note, &[&[7; 40]], &[]).unwrap();
-    eventually("it says what cannot be", || daemon.estates() == 0 && daemon.references() == 0);
+    eventually("it says what cannot be", || daemon.detached_sessions() == 0 && daemon.references() == 0);
     daemon.stop();
 }
 
@@ -155,7 +155,7 @@ fn what_could_not_be_given_away_as_a_whole_leaves_nothing_behind() {
         drop(giver);
         eventually("the lock ends with the giver", || lock(&stranger, CallKind::Lock, OTHER) == Status::Ok);
         assert_eq!(lock(&stranger, CallKind::ReleaseLocks, OTHER), Status::Ok);
-        assert_eq!((daemon.estates(), daemon.references()), (0, 0));
+        assert_eq!((daemon.detached_sessions(), daemon.references()), (0, 0));
     }
     daemon.stop();
 }
@@ -180,6 +180,6 @@ fn nobody_gives_what_he_never_met_or_more_than_there_may_be() {
     }
     assert_eq!(lifelines.len(), tiny().sessions_max);
     drop(lifelines);
-    eventually("they end", || daemon.estates() == 0);
+    eventually("they end", || daemon.detached_sessions() == 0);
     daemon.stop();
 }
