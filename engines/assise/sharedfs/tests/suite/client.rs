@@ -55,7 +55,7 @@ pub fn tiny() -> Config {
         idle_digest: Duration::from_millis(5),
         ring: ipc::ring::RingLimits { slots: 2, inline_bytes: 512, bulk_buffers: 1, bulk_bytes: 64 << 10 },
         spin_ns: 0,
-        // What another test starts has the pool's lock for a moment, from its fork to its exec.
+        // A process that another test starts has the pool's lock for a moment, from its fork to its exec.
         lock_patience: Duration::from_secs(10),
         trusted_uid: u32::MAX,
         node: format::NodeId::new(1),

@@ -1,10 +1,10 @@
 //! Crashes at every fence, sync, creation and removal of: the making of a pool, attaching, grants, digests,
 //! hand-overs, a log that grows, the end of a session, and recovery itself.
 //!
-//! The oracle: all operations are in one folder that is handed from session to session, so what is recovered must be
-//! a prefix of their order, whichever log they stand in; on persistent memory (lines) it holds everything that
-//! returned, on a mapped file (pages) everything that was synced before. A slice of the images is made unless
-//! HEARTH_PROVE=1 asks for all within the driver's limits.
+//! The oracle: all operations are in one folder that is handed from session to session, so the recovered names must be
+//! a prefix of their order, whichever logs they were in. On persistent memory (lines) the prefix contains every
+//! operation that returned, on a mapped file (pages) every operation that was synced. A slice of the images is made
+//! unless HEARTH_PROVE=1 asks for all within the driver's limits.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, tiny, user};
 use crate::still::StillHost;
@@ -69,7 +69,7 @@ impl Run<'_> {
         self.recorders.iter().for_each(|recorder| recorder.returned(number));
     }
 
-    /// What fsync does: the log's file, then the ledger up to the newest grant.
+    /// Syncs as fsync does: the log's file, then the ledger up to the newest grant.
     fn sync(&self, client: &Client) {
         client.attached.log.sync().unwrap();
         let newest = client.lease(&[(self.folder, 1), (self.shared, 1)]).unwrap();
@@ -125,7 +125,7 @@ pub fn grow(client: &mut Client) {
     client.renew_ring();
 }
 
-/// What the folder holds: the numbers of the operations whose names are there.
+/// The numbers of the operations whose names are in the folder.
 fn numbers(client: &Client) -> Result<Vec<u64>, String> {
     let Ok(folder) = client.walk("folder") else { return Ok(Vec::new()) };
     let mut names: Vec<_> = client.entries(folder.inode).map_err(|status| format!("{status:?}"))?;
@@ -160,7 +160,7 @@ fn check(opened: Opened, medium: &Medium, point: &Point) -> Result<(), String> {
     judge(opened, medium, point, true)
 }
 
-/// `on_own`: what returned stands in this pool, synced or not, as far as its medium keeps it.
+/// `on_own`: operations that returned are in this pool, synced or not, as far as its medium keeps it.
 pub fn judge(opened: Opened, medium: &Medium, point: &Point, on_own: bool) -> Result<(), String> {
     let promised = match point.model {
         Model::Lines if on_own => point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0),
@@ -172,7 +172,7 @@ pub fn judge(opened: Opened, medium: &Medium, point: &Point, on_own: bool) -> Re
     let Some((daemon, recovered)) = opened else {
         return if point.returned.is_empty() { Ok(()) } else { Err("the pool is lost".to_owned()) };
     };
-    // Pages may keep what relied on an entry that nobody had waited for, and not the entry.
+    // The pages of the medium may keep data that relied on a ledger entry, and not the entry, if it was not synced.
     if point.model == Model::Lines && recovered.kept.is_some() {
         return Err(format!("a crash was taken for damage: {:?}", recovered.kept));
     }

@@ -1,6 +1,6 @@
-//! Crashes around each operation as a record: appended to a log, synced, digested. Every row of the area's table, and
-//! every ordered pair of one representative a kind; what daemons do beside records (a sync, a digest, a log that
-//! grows, a lease that goes to another, a session that ends) are kinds too.
+//! Crashes around each operation as a record: appended to a log, synced, digested. The cases are every row of the
+//! area's table, and every ordered pair of one representative a kind; the work of daemons beside records (a sync, a
+//! digest, a log that grows, a lease that goes to another session, a session that ends) counts as kinds too.
 //!
 //! The oracle: the tree is the one that the naive model has after some number of the operations, at least those that
 //! were promised: on persistent memory (lines) all that returned, on a mapped file (pages) all that was synced. It is
@@ -134,7 +134,7 @@ fn every_operation_survives_a_crash_in_a_file() {
     prove_ones(Model::Pages);
 }
 
-/// One representative of a kind: what it does to whichever of these is there, the first that fits.
+/// One representative of a kind: applied to the first of these inodes that fits.
 enum Deed {
     Record(Vec<Step>),
     Sync,
@@ -261,7 +261,7 @@ impl Deed {
     }
 }
 
-/// What daemons do beside records, with the edges of each: logs that are allocated, grow and go among them.
+/// The work of daemons beside records, with the edge cases of each: logs that are allocated, grow and go among them.
 fn beside_records() -> Vec<(&'static str, Vec<Deed>)> {
     use Deed::{Digest, EndOther, Grow, HandOver, Record, Sync};
     let record = |number: u64| Record(vec![file(40 + number, 20, format!("new-{number}"))]);

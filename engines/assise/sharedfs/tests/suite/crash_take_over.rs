@@ -39,7 +39,7 @@ fn take_over_and_return([former, next]: [&Recorder; 2], by: Return) -> u64 {
     sync(&one, &both).unwrap();
     run.mark_synced();
     pair.quiesce();
-    // Nobody waits for these, and nothing sends them. The next head does them as well, with the same contents.
+    // No call waits for these entries, and they are not sent. The next head repeats them, with the same contents.
     run.recorders = vec![former];
     let synced = run.done;
     drive_by(Box::new(|| false));

@@ -1,4 +1,4 @@
-//! The door: a process knocks, is told what it shares, calls through its ring, and its end is seen.
+//! The listener: a process connects, receives its session, calls through its ring, and its end is noticed.
 
 use crate::client::{DIRECTORY, ROOT, new_pool, tiny};
 use format::call::{CallKind, LEASE_READ, NodeReply, Status, WalkRequest, WalkResponse, split};

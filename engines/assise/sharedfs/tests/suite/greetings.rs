@@ -1,4 +1,4 @@
-//! Greetings that take their time: whoever they wait for, others are let in and seen to go meanwhile.
+//! Greetings that take long: whatever they wait for, other clients are served meanwhile, and their ends are noticed.
 
 use crate::client::{Client, FILE, ROOT, new_pool, tiny, user};
 use crate::door::{Guest, LIBRARY, daemon_of, eventually, knock, knock_for};
@@ -27,7 +27,7 @@ fn me() -> Caller {
     Caller { uid: of.uid(), gid: of.gid(), groups: Vec::new() }
 }
 
-/// Does something in another thread; what it gave is there when that is joined.
+/// Runs a closure in another thread; returns the thread and its result.
 fn apart<T: Send + 'static>(
     act: impl FnOnce() -> T + Send + 'static,
 ) -> (Box<dyn Join>, Arc<Mutex<Option<T>>>) {
@@ -45,17 +45,17 @@ fn joined<T>((thread, given): (Box<dyn Join>, Arc<Mutex<Option<T>>>)) -> T {
     given.lock().unwrap().take().unwrap()
 }
 
-/// Holders that stay inside: whoever takes leases from them waits.
-struct Held {
+/// Holders that stay inside, so that a thread that takes leases from them waits.
+struct Holders {
     folder: tempfile::TempDir,
     daemon: Arc<Daemon>,
     stuck: Vec<(Client, NodeReply, Entered)>,
     asks: (Box<dyn Join>, Arc<Mutex<Option<()>>>),
-    /// A session of this process, which it may go on from: who ends it takes a lease from the second holder.
+    /// A session of this process, from which it may go on: to end it, a lease of the second holder must be taken.
     former: Client,
 }
 
-impl Held {
+impl Holders {
     fn new(config: Config) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let config = Config { grace: Duration::from_secs(60), sessions_max: 64, ..config };
@@ -105,7 +105,7 @@ impl Held {
     }
 }
 
-/// Lets another process knock, be served, and end.
+/// Lets another process connect, be served, and end.
 fn another(folder: &Path) {
     let program = std::env::current_exe().unwrap();
     let test = "greetings::knocks_as_another_process";
@@ -113,7 +113,7 @@ fn another(folder: &Path) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
 }
 
-/// Nothing by itself: what [`another`] runs.
+/// Tests nothing by itself: [`another`] runs it.
 #[test]
 fn knocks_as_another_process() {
     let Some(folder) = std::env::var_os(FOLDER) else {
@@ -124,7 +124,7 @@ fn knocks_as_another_process() {
 
 #[test]
 fn while_one_greeting_waits_others_are_let_in_and_seen_to_go() {
-    let held = Held::new(tiny());
+    let held = Holders::new(tiny());
     // It makes no call, whose thread would find the work that the greeting is to find.
     let mortal = knock(held.folder.path());
     let before = held.daemon.sessions();
@@ -141,13 +141,13 @@ fn while_one_greeting_waits_others_are_let_in_and_seen_to_go() {
 
 #[test]
 fn who_gave_up_a_greeting_and_greets_again_is_let_in_after_it() {
-    let held = Held::new(tiny());
+    let held = Holders::new(tiny());
     let before = held.daemon.sessions().len() - 1;
     let gives_up = held.greets();
     let (folder, former) = (held.folder(), held.former.session);
     drop(gives_up);
     let again = held.greets();
-    // Who greets later is served first: this one has to wait for what the first one is about.
+    // A later greeting is served first: this one has to wait until the first one's work is done.
     another(held.folder.path());
     assert!(matches!(again.receive(), Ok(None)), "it is not let in beside the first");
     eventually("the other has gone", || held.daemon.sessions().len() == before);
@@ -165,7 +165,7 @@ fn who_gave_up_a_greeting_and_greets_again_is_let_in_after_it() {
 
 #[test]
 fn who_finds_no_place_is_let_in_when_there_is_one() {
-    let held = Held::new(Config { greetings_max: 1, ..tiny() });
+    let held = Holders::new(Config { greetings_max: 1, ..tiny() });
     let slow = held.greets();
     let folder = held.folder();
     let waits = apart(move || another(&folder));
@@ -177,7 +177,7 @@ fn who_finds_no_place_is_let_in_when_there_is_one() {
 
 #[test]
 fn nobody_is_let_in_behind_an_orderly_end() {
-    let held = Held::new(tiny());
+    let held = Holders::new(tiny());
     let greetings = [held.greets(), held.greets()];
     let ending = held.daemon.clone();
     let ends = apart(move || ending.stop());

@@ -24,7 +24,7 @@ fn what_one_wrote_the_other_reads_and_the_first_has_lost() {
     assert!(!one.still_holds(&root) && !one.still_holds(&own));
     assert_eq!(two.read(file, 0, 9).unwrap(), b"first");
     assert_eq!(one.view.ended(0), Some(file));
-    // And back: who reads loses to who writes.
+    // And back: the reader loses the lease to the writer.
     let mine = one.write_lease(file);
     assert!(!two.still_holds(&found));
     assert!(one.under(&[mine], |one| one.write(file, 0, b"again")));
@@ -107,7 +107,7 @@ fn create_many(client: &mut Client, folder: InodeNumber, prefix: &str, count: u3
     }
 }
 
-/// As [`fresh`], of a daemon that gives everybody time: who is off its processor for a while is not shut out.
+/// As [`fresh`], with a daemon whose grace period is long: a process that is preempted for a while is not terminated.
 fn patient() -> (pmem::Recorder, Arc<Daemon>) {
     let recorder = pmem::Recorder::new();
     new_pool(&recorder.medium());
@@ -182,7 +182,7 @@ fn move_to_and_fro(mut client: Client, one: InodeNumber, other: InodeNumber, fil
         };
         let (from, to) = if here { (one, other) } else { (other, one) };
         let none = InodeNumber::NONE;
-        // All three are held, so what was read is what stands there, but for what this client did itself.
+        // All three are held, so the values that were read are current, except for changes of this client itself.
         if client.under(&held, |client| client.rename(file, (from, b"file"), (to, b"file"), none)) {
             moved += 1;
             client.digest(true).unwrap();

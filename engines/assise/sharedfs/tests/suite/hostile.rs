@@ -15,8 +15,8 @@ use zerocopy::IntoBytes;
 const ALICE: u32 = 1000;
 const BOB: u32 = 1001;
 
-/// A tree of Alice's: `/public` (everybody may list), `/public/file` (0644), `/public/private` (0700) with `secret`
-/// (0666) in it; and `/common`, where everybody may make names.
+/// A tree of Alice's: `/public` (all users may list it), `/public/file` (0644), `/public/private` (0700) with `secret`
+/// (0666) in it; and `/common`, where all users may make names.
 struct Stage {
     recorder: Recorder,
     daemon: Arc<Daemon>,
@@ -48,7 +48,7 @@ fn stage() -> Stage {
 }
 
 impl Stage {
-    /// What must hold after anything that Bob did.
+    /// Conditions that must hold whatever Bob did.
     fn check(&self) {
         let alice = Client::attach(&self.daemon, user(ALICE));
         let file = alice.walk("public/file").unwrap();
@@ -68,7 +68,7 @@ impl Stage {
         Client::attach(&self.daemon, user(BOB))
     }
 
-    /// Bob's record is refused: his session ends, and it changed nothing.
+    /// Checks that Bob's record is refused: his session ends, and nothing has changed.
     fn refused(&self, act: impl FnOnce(&mut Client)) {
         let mut bob = self.bob();
         bob.walk("public/file").unwrap();
@@ -192,7 +192,7 @@ fn unlinking_what_is_anothers_gives_no_right_to_write_it() {
     alice.open(file, 3, LEASE_READ).unwrap();
     let mut bob = Client::attach(&daemon, user(BOB));
     bob.walk("common/file").unwrap();
-    // The name is in a folder where he may remove it; the file is not his.
+    // The name is in a folder where Bob may remove it; the file belongs to another user.
     bob.lease(&[(common, LEASE_WRITE), (file, LEASE_WRITE)]).unwrap();
     assert!(bob.unlink(common, b"file", file, UNLINK_OPEN));
     bob.digest(true).unwrap();

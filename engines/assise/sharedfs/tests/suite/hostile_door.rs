@@ -1,5 +1,5 @@
-//! Processes that knock and mean no good: greetings that are none, cut short, too long, with descriptors, and many
-//! that say nothing. Whoever greets as he should is let in all the same, and no descriptor stays behind.
+//! Hostile clients of the listener: greetings that are malformed, cut short, too long or with descriptors, and many
+//! connections without a greeting. A client that greets correctly is still served, and no descriptor stays behind.
 
 use crate::door::{LIBRARY, daemon_of, eventually, knock};
 use crate::rounds::rounds;
@@ -32,7 +32,7 @@ fn closed(what: &str, before: &[String]) {
 
 fn connect(folder: &Path) -> Connection {
     loop {
-        // More knock than the backlog holds: again, as a LibFS would.
+        // More clients connect than the backlog holds: they try again, as a LibFS would.
         match Connection::connect(&folder.join("socket")) {
             Ok(connection) => return connection,
             Err(ipc::Error::Disconnected) => {}
@@ -116,8 +116,8 @@ fn round_without_counts(draws: &mut Draws) {
     daemon.stop();
 }
 
-/// A packet of no bytes is an end, and may bring descriptors all the same: whoever sent many of them had the daemon run
-/// out of its own.
+/// A packet of no bytes is an end of the stream, and may still carry descriptors: a client that sent many of them made
+/// the daemon run out of its own.
 #[test]
 fn what_an_empty_packet_brings_is_closed() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -130,7 +130,7 @@ fn what_an_empty_packet_brings_is_closed() {
     daemon.stop();
 }
 
-/// More than the door listens to at once say nothing: the next one is let in when their time is over.
+/// More connections than the listener keeps send nothing: the next client is served when their time is over.
 #[test]
 fn many_half_open_connections_keep_nobody_out_for_long() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -110,8 +110,8 @@ fn a_log_may_be_cut_at_any_time() {
     rounds("cut logs", 12, log_round);
 }
 
-/// A log of a length that no log was made with is its user's own damage: the pool opens, what others have is as it was,
-/// and what was digested of him stays.
+/// A log of a length that no log was made with damages only its user's data: the pool opens, other users' files are
+/// unchanged, and the digested records of its user stay.
 #[test]
 fn a_log_of_any_length_stops_no_start() {
     for bytes in [0, 1, 4096, (256 << 10) + 1, 16 << 40, 1 << 62] {

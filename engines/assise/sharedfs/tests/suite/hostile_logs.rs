@@ -1,8 +1,8 @@
 //! Logs of a hostile user: frames with the right checksums whose records lie in every way, between honest ones.
 //!
-//! The oracle does not know how the daemon decides: it compares the whole tree before and after each session, and
-//! asks `vfs::access` whether a process of that user could have made each change by calls. What the user could not
-//! even reach is bit for bit as before, and the tree is sound.
+//! The oracle does not know how the daemon decides: it compares the whole tree before and after each session, and asks
+//! `vfs::access` whether a process of that user could have made each change by calls. Inodes that the user could not
+//! even reach are bit for bit as before, and the tree is sound.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, user};
 use crate::operations::{encoded, header_of, tree_of};
@@ -263,7 +263,7 @@ impl Session<'_> {
         }
     }
 
-    /// Makes a new inode one that Bob could make: his ids, or those that its directory gives.
+    /// Makes a new inode one that Bob could make: with Bob's ids, or those that its directory gives.
     fn own_ids(&mut self, step: &Step, body: &mut [u8]) {
         let Op::Create { at, file_type, .. } = &step.op else { return };
         let Some(parent) = self.state.get(&at.parent) else { return };
@@ -323,12 +323,12 @@ fn attributes(number: u64, inode: &Inode) -> Attributes {
     }
 }
 
-/// What a user could have changed.
+/// The inodes that a user could have changed.
 struct Oracle<'a> {
     before: &'a State,
     after: &'a State,
     caller: Caller,
-    /// Inodes to which a path leads that the caller may search; he may give himself what is his.
+    /// Inodes to which a path leads that the caller may search; the caller may change the mode of their own inodes.
     reached: BTreeSet<u64>,
 }
 
@@ -353,7 +353,7 @@ impl<'a> Oracle<'a> {
         self.before[&number].uid == self.caller.uid
     }
 
-    /// Whether the bits allow it, or he could set them.
+    /// Whether the bits allow it, or the caller could set them.
     fn may(&self, number: u64, wanted: u32) -> bool {
         self.owns(number) || access::permits(&self.caller, &attributes(number, &self.before[&number]), wanted)
     }

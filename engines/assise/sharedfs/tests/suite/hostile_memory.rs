@@ -60,7 +60,7 @@ impl Scene {
         made
     }
 
-    /// What must hold after anything that Bob did, when Alice made so many files.
+    /// Conditions that must hold whatever Bob did, when Alice made so many files.
     fn check(&self, made: usize) {
         let alice = Client::attach_as(&self.daemon, user(ALICE), 8);
         alice.walk("hers").unwrap();
@@ -76,7 +76,7 @@ impl Scene {
     }
 }
 
-/// Alice as an honest LibFS: what she does is done inside an operation, under leases that she still holds there.
+/// Alice as an honest LibFS: each of her actions happens inside an operation, under leases that she still holds there.
 struct Alice<'a> {
     scene: &'a Scene,
     client: Client,
@@ -102,7 +102,7 @@ impl<'a> Alice<'a> {
             file = inode;
             made && alice.write(inode, 0, &[number; 500])
         })?;
-        // What is read by call is what was digested: a digest of others' asking may have come between the two records.
+        // A call reads digested data, and a digest that others asked for may have come between the two records.
         self.tries(|alice| alice.digest(true))?;
         let read =
             self.tries(|alice| alice.lease(&[(file, LEASE_READ)]).and_then(|_| alice.read(file, 0, 1000)))?;

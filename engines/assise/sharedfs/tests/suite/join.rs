@@ -57,7 +57,7 @@ fn a_member_that_was_away_for_long_returns() {
     go_round(&pair, 400);
     pair.daemon.add_copy(pair.connect()).unwrap();
     assert!(pair.daemon.copies()[0].level);
-    // What is written from here on is on both when it is synced.
+    // Records from here on are on both nodes when they are synced.
     let mut two = pair.attach();
     two.write_lease(ROOT);
     let (late, _) = two.create(ROOT, b"late", FILE | 0o644);
@@ -201,7 +201,7 @@ fn a_new_member_joins_a_head_that_goes_on() {
     assert!(segments(&recorders[1]) > 2 * segments(&recorders[0]));
 }
 
-/// What a pool held that led by itself goes when it joins a head of another history.
+/// A pool that led by itself loses its data when it joins a head of another history.
 #[test]
 fn a_pool_of_another_history_is_replaced() {
     for ahead in [false, true] {
@@ -274,7 +274,7 @@ fn prove(limits: &Limits) -> Counts {
         let found = check_pool(&daemon, medium)?;
         let is_right = match (is_past(AWAY), is_past(JOINED)) {
             (false, _) => found <= had,
-            // What it was, or what the head sent, with as much as the stream has brought since.
+            // The former tree, or the one that the head sent, with as much as the stream has brought since.
             (true, false) => found == had || found >= sent,
             (true, true) => found > sent,
         };
@@ -323,7 +323,7 @@ fn an_import_that_ends_early_changes_nothing() {
     }
 }
 
-/// A member that counts is never replaced: what it has beyond this pool may have been acknowledged.
+/// A member that counts is never replaced: records that it has beyond this pool may have been acknowledged.
 #[test]
 fn a_copy_that_counts_is_not_replaced() {
     let recorders = [Recorder::new(), Recorder::new()];

@@ -1,5 +1,5 @@
-//! Lock leases: what a session decides by itself SharedFS reads from its lock table, whatever that says, and whether or
-//! not the session still lives, or the daemon that gave the lease.
+//! Lock leases: SharedFS reads the locks that a session decided from its lock table, whatever the table contains, and
+//! whether or not the session still lives, or the daemon that gave the lease.
 
 use crate::client::{Client, ROOT, new_pool, tiny, user};
 use crate::locks::request;
@@ -45,7 +45,7 @@ fn attach(daemon: &Arc<Daemon>, uid: u32) -> Client {
     Client::attach_as(daemon, user(uid), std::process::id())
 }
 
-/// Whoever decides by itself: a lease, and the table behind it.
+/// A session that decides locks: its lease, and the table behind it.
 struct Holder {
     table: Region,
     slot: u32,
@@ -95,7 +95,7 @@ fn lock(client: &Client, request: LockRequest) -> Result<LockResponse, Status> {
     Ok(split::<LockResponse>(&body).unwrap().0)
 }
 
-/// Locks by a call that asks for the lease; what came with it.
+/// Requests a lock by a call that asks for the lease; returns the lease, if it was granted.
 fn lease(client: &Client, request: LockRequest) -> Option<Holder> {
     let request = LockRequest { flags: request.flags | LOCK_LEASE, ..request };
     let answer = lock(client, request).unwrap();
@@ -129,7 +129,7 @@ fn whoever_asks_next_finds_what_the_table_says_and_the_lease_is_over() {
     assert!(!holder.holds(&one));
     assert_eq!(in_the_way(&two, part(10, 19)), None);
     assert_eq!(in_the_way(&two, part(25, 99)).unwrap().owner.get(), 12);
-    // What is written now is written nowhere.
+    // Locks that are written now are lost.
     holder.write(&[]);
     assert_eq!(lock(&two, part(5, 5)).map(|_| ()), Err(Status::WouldBlock));
     let unlocked = LockRequest { kind: LOCK_SHARED, ..request(ROOT, 11, LOCK_SHARED, 0) };
@@ -241,7 +241,7 @@ fn a_table_may_say_anything() {
         let mut holder = lease(&one, mine).unwrap();
         told(&mut holder, &locks);
         let found = in_the_way(&two, request(ROOT, 23, LOCK_EXCLUSIVE, 0));
-        // Of its own owners one may have it: what another user's has is that user's to say.
+        // One of its own owners may have the lock; another user's owner never does.
         assert!(found.is_none_or(|found| found.owner.get() != 22), "{found:?}");
         for owner in 100..100 + LOCK_LIST_MAX as u64 {
             one.call(CallKind::ReleaseLocks, &[request(ROOT, owner, 1, 0).as_bytes()]).unwrap();

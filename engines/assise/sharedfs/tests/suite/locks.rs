@@ -85,7 +85,7 @@ fn a_user_who_takes_all_he_can_leaves_sessions_and_owners_of_locks_to_others() {
     assert_eq!(lock(&crowd[1], request(ROOT, 100, LOCK_SHARED, 0)), Err(Status::Limit));
     assert_eq!(lock(&two, request(ROOT, 101, LOCK_SHARED, 0)), Ok(0));
     assert_eq!(lock(&root, request(ROOT, 102, LOCK_SHARED, 0)), Ok(0));
-    // What ends is his again.
+    // The locks of an ended session leave room for its user's next ones.
     daemon.end(crowd.remove(0).session);
     assert_eq!(lock(&crowd[0], request(ROOT, 100, LOCK_SHARED, 0)), Ok(0));
 }

@@ -14,7 +14,7 @@ fn what_is_written_is_read_after_digest_and_after_restart() {
     let (file, made) = one.create(folder, b"file", FILE | 0o644);
     let text = vec![7u8; 10_000];
     assert!(made && one.write(file, 100, &text));
-    // What it made itself and was not digested, a session knows from its own log; SharedFS answers from the area.
+    // A session knows its own undigested changes from its log; SharedFS answers from the area.
     assert_eq!(one.walk("folder").unwrap_err(), Status::NotFound);
     // But what it made itself it can ask for.
     assert_eq!(one.read_lease(file).item.size.get(), 10_100);

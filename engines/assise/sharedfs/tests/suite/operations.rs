@@ -1,6 +1,6 @@
 //! A session that does the operations of the area's table (`engines/assise/area/tests/support/cases.rs`) as records of
-//! its log, beside the naive model that says what the tree holds after each of them. What happens from
-//! [`World::record`] on is recorded, to be crashed.
+//! its log, beside the naive model that has the tree after each of them. Media events are recorded from
+//! [`World::record`] on, to be crashed.
 
 use crate::client::{Client, ROOT, cookie, tiny, user};
 use crate::still::StillHost;
@@ -21,7 +21,7 @@ use zerocopy::{FromZeros, IntoBytes};
 /// Marks of the recorder from here on say that operations up to the number less this were synced.
 pub const SYNCED: u64 = 1_000_000;
 
-/// What who moves directories between directories needs a lease on.
+/// The lease that a session needs to move directories between directories.
 const RENAMES: InodeNumber = InodeNumber::new(u64::MAX);
 
 /// Numbers that the first life of a pool gives out lie so far behind those of the table.
@@ -79,10 +79,10 @@ pub struct World {
     /// The other one has the root.
     lent: bool,
     now: State,
-    /// What the tree held when the recording began, and after each operation since.
+    /// The trees at the beginning of the recording and after each operation since.
     pub states: Vec<State>,
     done: u64,
-    /// The last of these that the first session did: what it syncs.
+    /// The last operation of the first session: its syncs cover it.
     own: u64,
 }
 
@@ -156,8 +156,8 @@ impl World {
         self.recorder.returned(self.done);
     }
 
-    /// The model does what a record says; who may have what comes of it is SharedFS's to say: set-user-id goes with the
-    /// owner (`vfs::access::change`).
+    /// Applies a record to the model. SharedFS decides which bits the new owner may have: set-user-id is cleared with
+    /// the change of owner (`vfs::access::change`).
     fn clear_set_ids(&mut self, step: &Step) {
         let Op::SetAttr { mask, .. } = step.op else { return };
         let inode = self.now.get_mut(&step.inode).unwrap();
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// What fsync does: the log's file, then the ledger up to the newest grant.
+    /// Syncs as fsync does: the log's file, then the ledger up to the newest grant.
     pub fn sync(&mut self) {
         self.one.attached.log.sync().unwrap();
         let up_to = self.one.lease(&[(InodeNumber::ROOT, format::call::LEASE_READ)]).unwrap()[0].ledger;
@@ -241,21 +241,21 @@ impl World {
         recorder
     }
 
-    /// What a daemon does when it has time.
+    /// Runs the background work of a daemon to its end.
     pub fn finish(&mut self) {
         self.daemon.tidy();
         self.recorder.returned(SYNCED + self.done);
         assert_eq!(self.daemon.terminations(), [], "an honest session was put out");
     }
 
-    /// What the tree holds now is what the model says.
+    /// Checks that the tree equals the model.
     pub fn agrees(&self) {
         let (found, expected) = (tree(&self.recorder.medium()).unwrap(), named(&self.now));
         assert!(found == expected, "digested: {found:#?}\nmodel: {expected:#?}");
     }
 }
 
-/// What a tree holds, inodes without a name apart: these are removed when somebody has time.
+/// The items of a tree, without inodes that have no name: these are removed later.
 pub fn tree(medium: &Medium) -> Result<State, String> {
     tree_of(medium, config().area)
 }

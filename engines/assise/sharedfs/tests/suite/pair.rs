@@ -1,9 +1,10 @@
-//! Two nodes on one thread: a head with a session, and a standby that follows it. Whoever waits at the head drives the
-//! standby, so a run is the same each time, and every fence, sync, creation and removal at either side is a moment at
-//! which the machines can die.
+//! Two nodes on one thread: a head with a session, and a standby that follows it. A wait at the head drives the
+//! standby, so each run is the same, and every fence, sync, creation and removal at either side is a moment at which
+//! the machines can die.
 //!
-//! The oracle is that of the crash proofs of one node: all operations are in one folder, so what a pool recovers must be a
-//! prefix of their order. The copy's pool, recovered without the head, holds all that an fsync acknowledged.
+//! The oracle is that of the crash proofs of one node: all operations are in one folder, so the operations that a pool
+//! recovers must be a prefix of their order. The copy's pool, recovered without the head, has every operation that an
+//! fsync acknowledged.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, tiny, user};
 use crate::crash::{Run, check_pool, grow, judge, limits, prove_on_both, recover};
@@ -63,9 +64,9 @@ pub struct Follows {
     follower: Follower,
     /// So many times nothing is executed where something could be.
     pub paused: u32,
-    /// What is synced is executed before the next message is taken.
+    /// Synced entries are executed before the next message is read.
     pub eager: bool,
-    /// What programs do at the head when the copy has taken so many messages.
+    /// An action of programs at the head when the copy has received so many messages.
     pub meanwhile: Option<(u32, Box<dyn FnMut()>)>,
 }
 
@@ -252,7 +253,7 @@ impl Pair {
         connection
     }
 
-    /// Whoever waits on this thread drives the copy.
+    /// Makes waits on this thread drive the copy.
     pub fn drive(&self) {
         let follows = self.follows.clone();
         drive_by(Box::new(move || {
@@ -260,7 +261,7 @@ impl Pair {
         }));
     }
 
-    /// What head and copy have handed to the transport on their connection.
+    /// The bytes that head and copy have handed to the transport on their connection.
     pub fn traffic(&self) -> [Traffic; 2] {
         let head = self.link.borrow().as_ref().map(Connection::traffic).unwrap_or_default();
         let copy = match &self.follows.borrow().follower {
@@ -282,7 +283,7 @@ impl Pair {
             while self.follows.borrow_mut().step() {
                 moved = true;
             }
-            // What the copy said.
+            // Messages of the copy.
             moved |= self.daemon.hear_copies();
             if !moved {
                 return;

@@ -52,7 +52,7 @@ impl<T> Program<T> {
     }
 }
 
-/// A standby that follows whoever connects.
+/// A standby that follows each head that connects.
 pub struct Follower {
     pub standby: Standby,
     pub listener: Arc<Listener>,
@@ -109,7 +109,7 @@ fn follow_slowly(standby: &Standby, connection: &Connection, pause: Duration) {
 
 pub struct Nodes {
     pub daemon: Arc<Daemon>,
-    /// What the head was before it led.
+    /// The head's standby before it led.
     head: Standby,
     pub follower: Follower,
     endpoint: Endpoint,
@@ -218,7 +218,7 @@ fn a_copy_that_comes_back_goes_on_where_it_was() {
     nodes.follower.end();
     nodes.follower.standby.stop();
     wait_for("the head sees that the connection is over", || !nodes.daemon.copies()[0].connected);
-    // Whoever syncs now waits for the copy.
+    // From now on an fsync waits for the copy.
     let daemon = nodes.daemon.clone();
     let program = spawn(move || write_and_sync(&daemon, 2, 50));
     wait_for("it is told", || nodes.daemon.copies()[0].stalled.is_some());
@@ -290,7 +290,7 @@ fn a_head_that_is_started_again_brings_its_copy_along() {
         client.write_lease(ROOT);
         let (file, _) = client.create(ROOT, b"file1", FILE | 0o644);
         sync(&client, &[(file, 1)]).unwrap();
-        // What was not synced is in the log, and the program relies on it.
+        // Records that were not synced are in the log, and the program relies on them.
         assert!(client.write(file, 0, b"unsynced"));
         (file, *b"unsynced")
     };

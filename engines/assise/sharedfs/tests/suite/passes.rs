@@ -21,7 +21,7 @@ fn open_by(client: &Client, inode: InodeNumber, access: u8, token: &[u8]) -> Res
     client.call(CallKind::Open, &[request.as_bytes(), token]).map(drop)
 }
 
-/// A folder for all, a file of Alice's in it, and sessions: what serves the mount, and hers.
+/// A folder for all, a file of Alice's in it, and two sessions: the mount's, and hers.
 fn scene() -> (std::sync::Arc<sharedfs::Daemon>, Client, Client, InodeNumber) {
     let (_, daemon) = fresh();
     let mut gateway = Client::attach(&daemon, user(0));

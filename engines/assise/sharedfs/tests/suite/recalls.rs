@@ -96,7 +96,7 @@ fn an_inode_of_the_own_range_is_asked_for_too() {
     let other = Client::attach_as(&daemon, user(0), 2);
     let waits = beside(move || other.write_lease(file).inode);
     assert_eq!(units(&told.recv_timeout(LONG).unwrap().1), [file]);
-    // What nobody asked for stays.
+    // Leases that no other session wants stay.
     assert_eq!(mount.called(CallKind::Release, file.as_bytes()).0, Status::Ok);
     assert_eq!(waits.recv_timeout(LONG).unwrap(), file);
     daemon.stop();
@@ -165,7 +165,7 @@ fn what_a_session_kept_elsewhere_goes_before_its_leases_do() {
     daemon.end(mount.client.session);
     pause(Duration::from_millis(50));
     assert!(waits.try_recv().is_err(), "the kernel may have its pages still");
-    // Who comes after it writes back what it left, under the same lease.
+    // The next session of the kind writes back the data that it left, under the same lease.
     let after = answering(&daemon, 3);
     after.client.walk("file").unwrap();
     after.client.write_lease(file);
@@ -192,7 +192,7 @@ fn a_session_says_that_it_must_answer_while_its_own_request_waits_for_that() {
 
 #[test]
 fn leases_are_not_withheld_for_a_mount_that_is_gone() {
-    // As after a daemon that died: what its mount has is known to nobody.
+    // As after the death of a daemon: the data that its mount has cached is unknown.
     let (daemon, there) = watching(1);
     let other = Client::attach_as(&daemon, user(0), 2);
     let waits = beside(move || other.write_lease(ROOT).inode);

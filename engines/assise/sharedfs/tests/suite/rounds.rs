@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A round that takes longer hangs: what it tested does not answer.
+/// A round that takes longer hangs: the tested side does not answer.
 const ROUND_MAX: Duration = Duration::from_secs(120);
 
 fn variable(name: &str) -> Option<u64> {

@@ -24,7 +24,7 @@ fn extents(client: &Client, inode: InodeNumber) -> Result<(ExtentsResponse, Vec<
     Ok((head, rest.chunks_exact(size_of::<ExtentReply>()).map(|chunk| split(chunk).unwrap().0).collect()))
 }
 
-/// Schedule 1.1: a log whose lease is over writes on. Nobody counts it, neither the daemon that took the lease nor
+/// A log whose lease is over writes on. Its records do not count, neither for the daemon that took the lease nor for
 /// the one that finds the log after a crash.
 #[test]
 fn a_record_after_the_end_of_its_lease_does_not_count_even_after_a_crash() {
@@ -116,7 +116,7 @@ fn who_could_read_when_it_took_a_lease_reads_on_after_a_chmod() {
     assert_eq!(bob.read(file, 0, 9).unwrap(), b"open");
 }
 
-/// Schedules 1.17 and 1.19.
+/// A log without a lease.
 #[test]
 fn blocks_are_mapped_by_their_owner_only_and_told_before_they_are_reused() {
     let (_recorder, daemon) = fresh();
@@ -275,7 +275,8 @@ fn a_session_remembers_a_bounded_number_of_inodes() {
     assert_eq!(two.lease(&[(inodes[0], LEASE_READ)]).map(|_| ()), Err(Status::Invalid));
     assert!(two.walk("0").is_ok() && two.lease(&[(inodes[0], LEASE_READ)]).is_ok());
     assert_eq!(two.pages.open()[0].load(Ordering::Relaxed), 0);
-    // What it has open it may use, whatever it has met since; and root may use everything, which it could read anyway.
+    // A session may use the files that it has open, whatever it has met since; and root may use all files, which it
+    // could read anyway.
     two.walk("1").unwrap();
     two.pages.open()[0].store(inodes[1].get(), Ordering::Release);
     for (name, inode) in names.iter().zip(&inodes).skip(2) {

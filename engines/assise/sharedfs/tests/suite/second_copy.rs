@@ -177,7 +177,7 @@ fn history(seed: u64) -> Executed {
 
 pub type Items = BTreeMap<Key, Vec<u8>>;
 
-/// What only one of two trees has.
+/// The items that only one of two trees has.
 pub fn difference(one: &Items, two: &Items) -> Vec<String> {
     let only = |name: &str, here: &Items, there: &Items| {
         let here = here.iter().filter(|(key, value)| there.get(key) != Some(*value));

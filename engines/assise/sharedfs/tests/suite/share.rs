@@ -1,4 +1,4 @@
-//! Open files that are given away: kept until somebody comes for them, or until nobody is left who could.
+//! Open files that are given away: kept until a process claims them, or until no process is left that could.
 
 use crate::client::{ROOT, tiny};
 use crate::door::{Guest, daemon_of, eventually, knock, knock_for};
@@ -49,7 +49,7 @@ fn owned_by(owner: u64) -> SharedFile {
     SharedFile { owner: U64::new(owner), ..file(ROOT) }
 }
 
-/// Gives the root away; the number, and the lifeline.
+/// Gives the root away; returns the number and the liveness socket.
 fn give(guest: &Guest) -> (u64, Connection) {
     let head = ShareRequest { count: U32::new(1), own: U32::new(0) };
     let (status, body) = guest.call(CallKind::Share, &[head.as_bytes(), file(ROOT).as_bytes()].concat());
@@ -82,14 +82,14 @@ fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
     let (number, lifeline) = give(&giver);
     assert!(number & SHARE_BIT != 0);
     say(&lifeline, NOTE_PROCESS, &[]);
-    // The giver ends: what it gave away stays, for him alone who has the number.
+    // The giver ends: the files stay, only for the process that has the number.
     drop(giver);
     eventually("the giver's session ends", || daemon.sessions().len() == 1);
     assert_eq!((daemon.detached_sessions(), daemon.references()), (1, 1));
     assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::WouldBlock);
     let guesser = knock_for(folder.path(), number ^ 1);
     assert_eq!(daemon.detached_sessions(), 0, "the note named this very process: it inherits by what it is");
-    // Who was never heard of would be waited for.
+    // Without a call, its session would be kept: its process might not have received the welcome.
     guesser.root();
     drop(guesser);
     eventually("with its last holder the lock ends", || lock(&stranger, CallKind::Lock, OTHER) == Status::Ok);
@@ -104,7 +104,7 @@ fn who_comes_for_it_has_the_files_and_speaks_for_their_locks() {
     let heir = knock_for(folder.path(), number);
     assert_eq!((daemon.detached_sessions(), daemon.references()), (0, 1));
     drop(lifeline);
-    // The heir locks, and ends: the giver has the description open still.
+    // The successor locks, and ends: the giver still has the description open.
     assert_eq!(lock(&heir, CallKind::Lock, MINE), Status::Ok);
     drop(heir);
     eventually("the heir's session ends", || daemon.references() == 0);
@@ -124,13 +124,13 @@ fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
     assert_eq!(lock(&giver, CallKind::Lock, MINE), Status::Ok);
     assert_eq!(lock(&giver, CallKind::ReleaseLocks, MINE), Status::Ok);
     assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::WouldBlock, "it is open there still");
-    // The last holder closes it: heard when somebody asks.
+    // The last holder closes the file: the daemon reads that with the next call.
     say(&lifeline, NOTE_CLOSED, &[file(ROOT)]);
     assert_eq!(lock(&stranger, CallKind::Lock, OTHER), Status::Ok);
     assert_eq!((daemon.detached_sessions(), daemon.references()), (1, 0));
     drop(lifeline);
     eventually("nobody is left", || daemon.detached_sessions() == 0);
-    // What is no note ends it too.
+    // A malformed message ends the given files, too.
     let (_, lifeline) = give(&giver);
     lifeline.send(MessageKind::Note, &[&[7; 40]], &[]).unwrap();
     eventually("it says what cannot be", || daemon.detached_sessions() == 0 && daemon.references() == 0);

@@ -1,6 +1,6 @@
-//! A machine of one thread that does the same in each run: its clock moves when it is looked at, what is waited for
-//! comes when its time has, and what is random is counted. Crash proofs run their daemons on it, each case on a thread
-//! of its own: what is drawn after the first daemon of a case, by those that recover too, is never the same twice.
+//! A machine of one thread that behaves equally in each run: its clock moves when it is read, waits return when their
+//! time has come, and random numbers are a counter. Crash proofs run their daemons on it, each case on a thread of its
+//! own: no number is drawn twice within a case, also by the daemons that recover.
 
 use ipc::host::{Host, Join, Time, Waited};
 use ipc::{Error, Word};
@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_micros(1);
 /// 2020-09-13, so that times of files are none of 1970's.
 const WALL_NS: i64 = 1_600_000_000_000_000_000;
 
-/// What somebody does who is on the same thread: true if there was something.
+/// Work of another role on the same thread: true if there was some.
 type Drive = Box<dyn FnMut() -> bool>;
 
 thread_local! {
@@ -23,7 +23,7 @@ thread_local! {
     static DRIVE: RefCell<Option<Drive>> = const { RefCell::new(None) };
 }
 
-/// Whoever waits on this thread from now on does this first, and looks again as long as it did something.
+/// From now on, each wait on this thread runs this first, and checks again as long as it did some work.
 pub fn drive_by(drive: Drive) {
     DRIVE.with(|slot| *slot.borrow_mut() = Some(drive));
 }

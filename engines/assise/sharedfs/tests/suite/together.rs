@@ -14,7 +14,7 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(1);
 /// How long a request is given to come.
 const MOMENT: Duration = Duration::from_millis(50);
-/// How long a lease stays at least: who got it has seen that by then.
+/// How long a lease stays at least: its holder has noticed it by then.
 const HOLD: Duration = Duration::from_millis(500);
 
 fn pause(span: Duration) {
