@@ -1,13 +1,13 @@
-//! The copies of this pool at other nodes, as the head knows them: what was sent to each, what it has synced, what its tree
-//! contains (Assise §3.2.1, §3.3; rules in `docs/replication.md`).
+//! The copies of this pool on other nodes, as the head knows them: the positions up to which each was sent the streams,
+//! has synced them, and has them in its tree (Assise §3.2.1, §3.3; rules in `docs/replication.md`).
 //!
-//! Whoever waits for a copy drives it: it sends what is missing, then one of the waiters takes what the copy says and the
-//! others sleep until it has. What a copy says is a position, and positions only grow, so the order in which threads take
-//! in what it said makes no difference.
+//! A thread that waits for a copy drives it: it sends the missing records; then one of the waiting threads receives the
+//! copy's messages and the others sleep until it has. A message is a position, and positions only grow, so the order in
+//! which threads process messages makes no difference.
 //!
 //! Guarantees: a copy counts from [`Copies::add`](crate::counted_copies::Copies::add) until
-//! [`Copies::remove`](crate::counted_copies::Copies::remove), whatever becomes of its connection. What it is
-//! believed to have it has said itself, after it synced it.
+//! [`Copies::remove`](crate::counted_copies::Copies::remove), even when its connection ends. Its positions are those
+//! that it has reported itself, after it synced the data.
 //!
 //! Locks: of a sender or of a connection, then of positions; the state's may be held when positions are locked, and never the other way
 //! round. None is held across a wait.
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use transport::{Connection, Event};
 
-/// What is there now, and no later.
+/// Only messages that are there now.
 const NOW: Time = Time::from_ns(0);
 
 /// How long the thread in the background listens at once.
@@ -82,7 +82,7 @@ pub(crate) struct LedgerToSend {
     pub end: LedgerPosition,
 }
 
-/// What a copy has of a log, and of the ledger that gave it its rights.
+/// How much a copy has of a log, and of the ledger that gave it its rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Has {
     /// All that was asked for.
@@ -93,7 +93,7 @@ pub(crate) enum Has {
     Less,
 }
 
-/// What was heard of a copy.
+/// The result of listening to a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listened {
     Nothing,
@@ -163,8 +163,8 @@ impl Copy {
         self.positions.lock().logs.remove(&log);
     }
 
-    /// Sends all of the ledger, then of a log, at most about so many bytes, and asks for both. What the connection does not
-    /// take now is sent by the next push.
+    /// Sends all of the ledger, then of a log, at most about so many bytes, and asks for both. Bytes that the connection does
+    /// not accept now are sent by the next push.
     pub fn push(&self, log: Option<&LogToSend>, ledger: &LedgerToSend, bytes_max: usize) {
         // Acquire: pairs with the Release of `set_lacks_nothing`.
         if self.lacks_records.load(Ordering::Acquire) == 0 {
@@ -184,7 +184,7 @@ impl Copy {
         self.lacks_records.store(1, Ordering::Release);
     }
 
-    /// What [`Self::set_lacking`] was told.
+    /// The positions that were passed to [`Self::set_lacking`].
     pub fn lacking(&self) -> Vec<(LogUid, Sequence)> {
         self.lacking.lock().clone()
     }
@@ -329,7 +329,7 @@ impl Copy {
         Some(log.executed)
     }
 
-    /// What its tree contains of the ledger.
+    /// The position of the ledger that its tree contains.
     pub fn contained(&self) -> LedgerPlace {
         place_of(&self.positions.lock().contained)
     }

@@ -23,7 +23,7 @@ use crate::serve::{Answer, Request};
 use crate::standby::Term;
 use crate::state::{CacheWatch, Core, State, Termination};
 use crate::sync::Parking;
-use crate::take_over::{Left, Recovered, take_over};
+use crate::take_over::{FormerDaemon, Recovered, take_over};
 use area::{Area, NewPool, Usage};
 use ccnvm::SessionId;
 use format::session::Welcome;
@@ -211,7 +211,7 @@ impl Daemon {
         let mut locks = Locks::new(bell.clone(), config.locks_max);
         let pool = area.pool();
         let (mut register, mut remembered) = Register::load(&*host, medium, pool, &mut locks)?;
-        let mut left = Left { register: &mut register, remembered: &mut remembered, locks: &locks };
+        let mut left = FormerDaemon { register: &mut register, remembered: &mut remembered, locks: &locks };
         let generations = copy.generations.clone();
         let taken = take_over(&mut area, copy, &config, &host, &mut left, (term, copies))?;
         let (detached, references) = remembered.into_detached();

@@ -1,5 +1,5 @@
-//! Digest of the logs of living sessions: what the head decides beside `replay`, and what follows for sessions (Assise
-//! §3.2.1).
+//! Digest of the logs of living sessions: the decisions that only the head makes, beside `replay`, and the consequences
+//! for sessions (Assise §3.2.1).
 //!
 //! Guarantees: the log's owner is told last, when its records are in the area and may be overwritten.
 
@@ -84,7 +84,7 @@ impl Core {
         }
         let mut area = self.area_for(None);
         let (inodes, entry) = {
-            // Room for its entry is kept for whoever has the area.
+            // Space for its entry is reserved for the thread that holds the area's lock.
             let mut guard = self.state_with_room_beside(&mut area, |_| Entries::plain(0));
             if guard.is_stopped() {
                 return Err(Error::Stopped);
@@ -164,8 +164,8 @@ impl State {
         })
     }
 
-    /// Inodes that lost their last name: whoever has one open refers to it from now on, with the rights that its
-    /// user has; what nobody has open goes.
+    /// Handles inodes that lost their last name: each session that has one open gets a reference to it, with the rights
+    /// of its user; an inode that is not open is removed.
     fn note_orphans(
         &mut self,
         core: &Core,
@@ -193,7 +193,7 @@ impl State {
         Ok(())
     }
 
-    /// What a session's user may do with an inode that it has open.
+    /// The rights of a session's user to an inode that the session has open.
     pub fn rights_of_user(&self, id: SessionId, inode: InodeNumber, item: &InodeItem) -> Rights {
         Rights {
             read: self.may_read(id, inode, item),

@@ -1,9 +1,9 @@
 //! The ledger on its medium: read to its end when a daemon begins, then appended to, entry by entry (formats:
 //! [`format::ledger`]). Its ring goes on from life to life; each life has a salt of its own.
 //!
-//! Guarantees: an entry that was appended is read again after a crash, as far as it was synced; what a life left
-//! unfinished at its end is never taken for an entry of a later one. An entry that fits the room that was reserved for
-//! it is never refused.
+//! Guarantees: an entry that was appended is read again after a crash, as far as it was synced; an entry that a life
+//! left unfinished at its end is never read as an entry of a later one. An entry for which space was reserved is never
+//! refused.
 
 use crate::damage::{LedgerEnd, ledger_end};
 use crate::error::Error;
@@ -47,9 +47,9 @@ pub(crate) struct Ledger {
     ring: Option<AppendRing>,
     table: Table,
     pending: VecDeque<Pending>,
-    /// What the last commit contains.
+    /// The position that the last commit contains.
     contained: LedgerPlace,
-    /// What the trees of all copies contain, if that is less.
+    /// The position that the trees of all copies contain, if that is less.
     held: Option<LedgerPlace>,
     /// Where it goes on.
     end: LedgerPlace,
@@ -262,7 +262,7 @@ impl Ledger {
         self.end
     }
 
-    /// What the last commit contains.
+    /// The position that the last commit contains.
     pub fn last_commit(&self) -> LedgerPlace {
         self.contained
     }
@@ -363,7 +363,7 @@ impl Ledger {
         let frame = [EntryHeader { envelope, ..header }.as_bytes(), payload].concat();
         let after = LedgerPlace { sequence: appended.sequence, position: tail.position, life: self.end.life };
         let read = ReadEntry { frame, after };
-        // What was appended counts exactly as it would if it were read.
+        // An appended entry has the same effect as one that is read.
         self.note(&read)?;
         Ok(appended.sequence)
     }

@@ -1,5 +1,5 @@
-//! A copy is brought to what this pool has: what it says it has is judged against the own history, what it lacks is sent,
-//! and the ledger keeps what its tree does not contain.
+//! Brings a copy level with this pool: the positions that it reports are judged against this pool's history, the
+//! records that it lacks are sent, and the ledger keeps the entries that its tree does not contain.
 //!
 //! Guarantees: a copy is fed only if it is a prefix of the own history and all that it lacks is here; else it is refused
 //! before anything is sent to it.
@@ -133,7 +133,7 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
                 None => return Err(Error::NeedsImport(node)),
             },
         };
-        // What is digested here stands here still, from where the copy's file ends.
+        // Records that are digested here are still in the log, from where the copy's file ends.
         let (mut frames, mut at) = (file.frames(from), from);
         while at.sequence < digested.sequence {
             let Some(frame) = frames.next()? else { return Err(Error::NeedsImport(node)) };
@@ -161,7 +161,7 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
     Ok(goes_on)
 }
 
-/// What a log of a copy is sent as, up to a record.
+/// The message for a log of a copy, up to a record.
 ///
 /// # Errors
 /// `Media`.

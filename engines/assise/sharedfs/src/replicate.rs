@@ -1,4 +1,4 @@
-//! The head's side of replication: what waits for copies, and what feeds them meanwhile (Assise §3.2.1; the rules are
+//! The head's side of replication: calls wait for copies, and meanwhile send to them (Assise §3.2.1; the rules are
 //! numbered in `docs/replication.md`).
 //!
 //! Guarantees: an fsync is answered when every copy has synced the log to where the program wrote it and the ledger to the
@@ -51,7 +51,7 @@ impl Waiting {
     }
 }
 
-/// What has to be at the copies.
+/// The positions that copies must reach.
 struct Wanted {
     item: Option<LogToSend>,
     ledger: crate::copies::LedgerToSend,
@@ -95,7 +95,7 @@ impl Core {
             begun
         };
         let copy = match begun {
-            // What a copy that counts has may have been acknowledged: it is never replaced.
+            // A copy that counts may have records that were acknowledged: it is never replaced.
             Err(Error::NeedsImport(_) | Error::CopyIsAhead(_)) if known.is_none() => self.import(&link)?,
             begun => begun?,
         };
@@ -298,7 +298,7 @@ impl Core {
             if last.is_some_and(|last| now >= last) {
                 let error = Error::Copy(copy.node, transport::Error::TimedOut.into());
                 if closing.is_some() {
-                    // What the logs hold is for the next life.
+                    // The records in the logs are for the next life.
                     self.state.lock().stop(&error);
                     self.tell_failure();
                 }
@@ -311,7 +311,7 @@ impl Core {
         }
     }
 
-    /// A tree is further, or a copy counts no more: what it held back may be used again.
+    /// A tree is further, or a copy counts no more: space that it held back may be used again.
     pub fn note_executed(&self) {
         let mut state = self.state.lock();
         state.copy.ledger.hold(self.copies.contained());
@@ -320,7 +320,7 @@ impl Core {
             state.publish_reusable(self, id);
         }
         drop(state);
-        // Whoever waits for room.
+        // Wakes the calls that wait for space.
         self.announce_events();
     }
 

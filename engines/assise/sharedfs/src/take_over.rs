@@ -1,11 +1,11 @@
-//! What a daemon does before it serves (Assise §3.4): it brings its copy to the end of the ledger, then begins a life of the
-//! chain, takes what the logs hold beyond, and closes them.
+//! Take-over: the steps of a daemon before it serves (Assise §3.4). It brings its copy to the end of the ledger, then
+//! begins a life of the chain, digests the records that the logs hold beyond, and closes the logs.
 //!
-//! The first half is [`crate::replay::script`]: it repeats what was decided, and writes nothing but commits. The second is
-//! for the daemon that leads from now on. Each of its steps is an entry of the ledger: the tail of each log is digested
-//! under what the log is entitled to at the ledger's end; then logs are closed, and inodes without a name go. What a log is
-//! entitled to at the end belongs to it alone, and what ended before was digested before it ended: so the logs can be
-//! taken one after the other, in any order.
+//! The first half is [`crate::replay::script`]: it repeats earlier decisions, and writes nothing but commits. The
+//! second half is for the daemon that leads from now on. Each of its steps is an entry of the ledger: the tail of each
+//! log is digested with the rights that the log has at the ledger's end; then logs are closed, and inodes without a
+//! name are removed. No two logs have a right to the same inode at that point, and records under a right that ended
+//! were digested before it ended, so the logs can be digested one after the other, in any order.
 //!
 //! Guarantees: a take-over that is interrupted at any point is done again, by the next life, to the same end; a program
 //! that lives learns how far its log counted before the log is gone.
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use transport::Connection;
 use zerocopy::little_endian::U32;
 
-/// What a take-over found.
+/// The results of a take-over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Logs that lived, and the last record that counted of each.
@@ -43,14 +43,15 @@ pub struct Recovered {
     pub cuts: Vec<(LogUid, CutReason)>,
     /// Logs that did not end where reading them did: the record after this one is damaged, and those behind it are lost.
     pub damaged: Vec<(LogUid, Sequence)>,
-    /// The ledger's entry after this one is damaged, and logs could not be judged by it: what is kept of them in the pool.
+    /// The ledger's entry after this one is damaged, and logs could not be judged by it: the files that are kept of
+    /// them in the pool.
     pub kept: Option<(Sequence, Vec<String>)>,
     /// Inodes without a name that were removed.
     pub orphans: u64,
 }
 
 /// A copy that leads.
-pub(crate) struct Taken {
+pub(crate) struct LeadingCopy {
     pub copy: LocalCopy,
     pub recovered: Recovered,
     /// Inodes without a name that are kept for programs that live.
@@ -59,8 +60,8 @@ pub(crate) struct Taken {
     pub copies: Copies,
 }
 
-/// What the daemon before left behind beside the pool's contents.
-pub(crate) struct Left<'a> {
+/// Data of the former daemon beside the contents of the pool.
+pub(crate) struct FormerDaemon<'a> {
     pub register: &'a mut Register,
     pub remembered: &'a mut Remembered,
     pub locks: &'a Locks,
@@ -90,9 +91,9 @@ pub(crate) fn take_over(
     mut copy: LocalCopy,
     config: &Config,
     host: &Arc<dyn Host>,
-    left: &mut Left<'_>,
+    left: &mut FormerDaemon<'_>,
     (term, connections): (Term, Vec<Connection>),
-) -> Result<Taken, Error> {
+) -> Result<LeadingCopy, Error> {
     let mut named = BTreeSet::new();
     let executed = Script::new(area, &mut copy, config).run(&mut |entry| {
         named.insert(entry.log);
@@ -128,7 +129,7 @@ pub(crate) fn take_over(
     send_ledger(host, &copies, &copy)?;
     copy.ledger.hold(copies.contained());
     copies.all().iter().for_each(|copy| copy.set_level());
-    Ok(Taken { copy, recovered, kept, copies })
+    Ok(LeadingCopy { copy, recovered, kept, copies })
 }
 
 impl TakeOver<'_> {
@@ -178,8 +179,8 @@ impl TakeOver<'_> {
         Ok(())
     }
 
-    /// Digests what a log holds beyond the script. What loses its last name may still be written to by later records of
-    /// a process that had it open: it goes when all logs are done.
+    /// Digests the records of a log beyond the script. An inode that loses its last name may still be written to by
+    /// later records of a process that had it open: it is removed when all logs are done.
     fn digest_tail(&mut self, uid: LogUid) -> Result<(), Error> {
         let limits = BatchLimits::of(self.config);
         let all = self.ends.get(&uid).copied().unwrap_or(Sequence::new(u64::MAX));
@@ -215,7 +216,7 @@ impl TakeOver<'_> {
 
     /// Says for programs that live how far their logs counted, before the logs are gone that say it, and begins this
     /// daemon's register.
-    fn tell_programs(&self, left: &mut Left<'_>) -> Result<(), Error> {
+    fn tell_programs(&self, left: &mut FormerDaemon<'_>) -> Result<(), Error> {
         for (uid, last) in &self.recovered.logs {
             left.remembered.note_recovered(uid.get(), *last);
         }

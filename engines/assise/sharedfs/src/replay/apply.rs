@@ -1,4 +1,4 @@
-//! One record into a batch: judged, applied, with what follows for the mode (Assise §3.2.3; schedules 1.1, 1.13).
+//! One record into a batch: judged, applied, with what follows for the mode (Assise §3.2.3).
 
 use super::authorize::{self, Allowed, Refusal};
 use super::table::OpenLog;
@@ -11,7 +11,7 @@ use format::{DecodeError, InodeNumber, LogUid};
 /// Why a log was cut before its commit word said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutReason {
-    /// What stands there is no record.
+    /// The bytes are no record.
     Decode(DecodeError),
     /// The record is not the log's or its user's to make.
     Refused(Refusal),
@@ -58,7 +58,7 @@ pub(crate) enum Backing {
     Nothing,
 }
 
-/// What a record may take the last name of.
+/// The inode whose last name a record may remove.
 pub(crate) fn victim_of(record: &Record<'_>) -> Option<InodeNumber> {
     match &record.operation {
         Operation::Unlink { .. } => Some(record.inode),
@@ -115,8 +115,9 @@ pub(crate) fn apply_record(
 }
 
 /// Whose segment new blocks of a file go to. The log's user reached the file by a permitted walk, or made it in a
-/// directory that it reached so; if the file is its own, every folder above let its owner through, and it may map
-/// the blocks. Root may map what it wrote to any file. Everybody else's blocks are the daemon's, and read by call.
+/// directory that it reached so; if the file is its own, every folder above let its owner through, and it may map the
+/// blocks. Root may map the blocks that it wrote to any file. All other users' blocks are the daemon's, and are read by
+/// call.
 fn owner_key(open: &OpenLog, item: Option<&InodeItem>) -> u32 {
     match item {
         Some(item) if record::is_own_file(open.caller.uid, item.uid.get()) => open.caller.uid,

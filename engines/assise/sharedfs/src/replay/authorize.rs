@@ -1,6 +1,5 @@
-//! Whether a record of an update log counts: was the log entitled to change what it changes, and may its user do
-//! that (Assise §3.2.3: "SharedFS checks permissions and metadata integrity upon eviction"; schedules 1.1, 1.13,
-//! 1.18).
+//! Whether a record of an update log counts: whether the log has a right to change the inode, and whether its user has
+//! the permission (Assise §3.2.3: "SharedFS checks permissions and metadata integrity upon eviction").
 //!
 //! Pure: the record, the log's entry in the ledger's table, and the attributes in the area as the records before it
 //! left them. The same input gives the same decision on every replica and after every restart. Whether the record
@@ -34,7 +33,7 @@ pub enum Refusal {
     Inheritance,
 }
 
-/// What the digest does beside applying the record.
+/// Work of the digest beside applying the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
     /// Nothing.
@@ -100,7 +99,7 @@ impl From<vfs::Error> for Stop {
 /// Decides about one record. `look` gives an inode as the records before it left it.
 ///
 /// # Errors
-/// What `look` failed with.
+/// The error of `look`.
 pub fn decide(
     log: &OpenLog,
     record: &Record<'_>,
@@ -143,7 +142,7 @@ impl Judge<'_> {
         }
     }
 
-    /// An inode that the log is entitled to change.
+    /// An inode that the log has a right to change.
     fn held(&mut self, inode: InodeNumber) -> Result<Attributes, Stop> {
         if self.log.entitlement(inode, self.sequence).is_none() {
             return Err(Refusal::NotHeld(inode).into());
@@ -152,8 +151,8 @@ impl Judge<'_> {
         Ok(attributes(inode, &item.ok_or(Refusal::Missing(inode))?))
     }
 
-    /// Contents are written by right of an opening for writing, of the owner (who could give it to himself), or of
-    /// the mode; set-id bits go as the kernel would have it.
+    /// Contents may be written with the right of an open for writing, by the owner, or by the mode. The owner may because
+    /// it could change the mode; set-id bits are cleared as the kernel does.
     fn contents(&mut self, inode: InodeNumber) -> Result<Allowed, Stop> {
         let found = self.held(inode)?;
         let caller = &self.log.caller;

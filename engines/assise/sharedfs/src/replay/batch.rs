@@ -1,10 +1,9 @@
-//! Digest: frames of one update log become part of the shared area by one commit, or end the log (Assise §3.2.1; schedules
-//! 1.1, 1.13, 1.21, 2.1).
+//! Digest: frames of one update log become part of the shared area by one commit, or end the log (Assise §3.2.1).
 //!
-//! The area is the batch's alone. The copy of which it is, with ledger and table, is visited three times: for what the log
-//! may do and the changes that the ledger has noted; for the changes noted meanwhile and the entries that say what the batch
-//! did; and for the commit. In between records are read, judged and applied while others look at the tree of the last commit.
-//! A log is closed, or goes on in another file, only by whoever has the area: none ends under its batch.
+//! The area is the batch's alone. Its copy, with ledger and table, is visited three times: for the rights of the log
+//! and the changes that the ledger has noted; for the changes noted meanwhile and the entries that describe the batch;
+//! and for the commit. In between records are read, judged and applied while other threads read the tree of the last
+//! commit. Only the thread that holds the area's lock closes a log or replaces its file: none ends during its batch.
 //!
 //! Guarantees: a record is judged on a copy of its own, by the table as it is and the attributes that the records before
 //! it left; the first one that does not count ends the log there. A batch is bounded, and one commit makes it real together
@@ -40,12 +39,13 @@ impl BatchLimits {
 /// A batch that another call waits for ends when it has one of these.
 const SHORT_BATCH: BatchLimits = BatchLimits { records: 1024, bytes: 4 << 20 };
 
-/// What only the head knows, and decides by. Whoever repeats its decisions keeps every inode that lost its last name until
-/// an entry removes it, and takes all room for promised: the head wrote down how far it came with less.
+/// Inputs that only the head knows, and by which it decides. A replica that repeats its decisions keeps every inode
+/// that lost its last name until an entry removes it, and takes all space for reserved: the head noted how far it came
+/// with less.
 pub(crate) struct Decisions<'a> {
     /// Whether a process may have the inode open, so that it stays when it loses its last name.
     pub is_open: &'a dyn Fn(InodeNumber) -> bool,
-    /// What was promised to the log; none if all that it needs was.
+    /// The log's reservation; none if all the space that it needs was reserved.
     pub room: Option<SessionRoom>,
     /// Whether the batch may take so many blocks without a promise.
     pub lend: &'a dyn Fn(u64) -> bool,
@@ -84,7 +84,7 @@ impl Decisions<'_> {
 /// In which role a log is digested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// As the head: what the batch did is written into the ledger.
+    /// The head: writes entries that describe the batch into the ledger.
     Head,
     /// Because this entry of the ledger says so.
     Entry(Sequence),
@@ -103,7 +103,7 @@ pub(crate) enum End {
     Cut(CutReason),
 }
 
-/// What a batch did.
+/// The results of a batch.
 pub(crate) struct Digest {
     /// How far the log is digested.
     pub at: Digested,
@@ -126,7 +126,7 @@ struct Prepared {
 }
 
 /// Records of one log on their way into one batch.
-struct Work<'a> {
+struct BatchWork<'a> {
     log: LogUid,
     open: &'a OpenLog,
     orphans: Vec<(InodeNumber, bool)>,
@@ -199,7 +199,7 @@ fn try_batch(
     if limits.records > 1 {
         batch.gather_writes();
     }
-    let mut work = Work {
+    let mut work = BatchWork {
         log: uid,
         open: &open,
         orphans: Vec::new(),
@@ -210,7 +210,7 @@ fn try_batch(
         at: before,
     };
     let end = work.take_frames(&mut batch, &file, up_to, limits, decisions, (role, changes > 0))?;
-    let Work { orphans, removed, records, at, .. } = work;
+    let BatchWork { orphans, removed, records, at, .. } = work;
     if at == before {
         drop(batch);
         return Ok(nothing(before, end));
@@ -260,7 +260,7 @@ impl LocalCopy {
         if changes < self.ledger.pending().count() {
             return Err(AreaError::BatchFull.into());
         }
-        // The entries come first: whoever has the commit has what it was made by.
+        // The entries come first: a copy that has the commit has the entries that led to it.
         if role == Role::Head {
             self.ledger.digest(uid, at.sequence)?;
             changes += 1;
@@ -279,7 +279,7 @@ impl LocalCopy {
     }
 }
 
-impl Work<'_> {
+impl BatchWork<'_> {
     fn take_frames(
         &mut self,
         batch: &mut Batch<'_>,

@@ -1,7 +1,7 @@
-//! What one node has of the chain: the tree, the ledger with its table, and the update logs.
+//! A node's copy of the chain's state: the tree, the ledger with its table, and the update logs.
 //!
-//! A batch is prepared beside it, by whoever has the [`Area`]: it visits the copy where it begins, where the ledger is told
-//! what it did, and where its commit becomes what everybody reads.
+//! The thread that holds the [`Area`]'s lock prepares a batch beside the copy. It visits the copy where the batch
+//! begins, where it writes the batch's entries into the ledger, and where its commit becomes visible to readers.
 //!
 //! Guarantees: a commit contains the ledger up to one entry, and its table as of that entry; readers of what a commit freed
 //! are told before it is used again. No lock is taken here, and nothing is waited for.
@@ -54,7 +54,7 @@ impl Visit for LocalCopy {
     }
 }
 
-/// What one node has of the chain.
+/// A node's copy of the chain's state.
 pub(crate) struct LocalCopy {
     pub medium: Medium,
     /// The tree of the last commit.
@@ -74,7 +74,7 @@ pub(crate) struct LocalCopy {
 }
 
 impl LocalCopy {
-    /// What a pool holds, at its last commit. Nothing is written.
+    /// Opens a pool at its last commit. Nothing is written.
     ///
     /// # Errors
     /// `Area`, `Media`, `File`.
@@ -199,7 +199,7 @@ fn put_change(
     logs: &BTreeMap<LogUid, UpdateLog>,
     change: &Change,
 ) -> Result<(), AreaError> {
-    // What is said of a log that ended meanwhile goes with it: only its end matters.
+    // Changes of a log that ended meanwhile are skipped: only its end matters.
     let living = |uid: &LogUid| ledger.table().log(*uid);
     let item = |uid: &LogUid| {
         let digested = logs.get(uid).map_or(BEGINNING, |log| log.digested);

@@ -18,7 +18,7 @@ use ipc::host::Host;
 use pmem::Medium;
 use std::sync::Arc;
 
-/// What executing a ledger found.
+/// The results of executing a ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Executed {
     /// The last entry.
@@ -106,7 +106,7 @@ impl<'a> Script<'a> {
     /// Executes one entry.
     fn step(&mut self, read: &ReadEntry) -> Result<(), Error> {
         let entry = read.entry()?;
-        // What a digest removed is written behind it, before the commit.
+        // The inodes that a digest removed are in the entries behind it, before the commit.
         if !matches!(entry.event, Event::Reap { .. } | Event::Pad) {
             self.executed.damaged.extend(self.short.take());
         }

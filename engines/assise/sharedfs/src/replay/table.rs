@@ -1,9 +1,9 @@
-//! The table that the ledger's entries make: which logs live, which log was entitled to what, from which record on, under
-//! which version (Assise §3.3, the replicated lease log; schedules 1.1, 1.3, 1.12).
+//! The table that the ledger's entries make: which logs live, and which log has had a right to which inode, from which
+//! record on, under which version (Assise §3.3, the replicated lease log).
 //!
 //! Pure. Guarantees: the table after a restart (tree items of the last commit, then the entries after it) is the table
-//! before the crash, as far as the ledger survived; replaying entries that the tree already contains changes
-//! nothing. At most one log is entitled to change an inode at any time.
+//! before the crash, as far as the ledger survived; replaying entries that the tree already contains changes nothing.
+//! At most one log has a right to change an inode at any time.
 
 use format::ledger::{
     Entry, Event, GrantMode, LogKind, OpenLogBody, RIGHT_CONTENTS, RIGHT_WRITE, RenewBody, Unit, UnitKind,
@@ -177,7 +177,7 @@ impl OpenLog {
     }
 }
 
-/// What an entry changes in the tree's items.
+/// The change of an entry in the tree's items.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Nothing: the tree's items say the same before and after.
@@ -243,7 +243,7 @@ impl Table {
     pub fn apply(&mut self, entry: &Entry<'_>) -> Change {
         let uid = entry.log;
         match entry.event {
-            // What these say of the tree is executed with them.
+            // Their changes of the tree are made when they are executed.
             Event::Pad | Event::Digest { .. } | Event::Reap { .. } => Change::Nothing,
             Event::OpenLog { version, body, groups } => {
                 self.open(uid, OpenLog::of_entry(version, &body, groups))

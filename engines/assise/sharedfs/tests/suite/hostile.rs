@@ -68,7 +68,7 @@ impl Stage {
         Client::attach(&self.daemon, user(BOB))
     }
 
-    /// Checks that Bob's record is refused: his session ends, and nothing has changed.
+    /// Checks that Bob's record is refused: the session ends, and nothing has changed.
     fn refused(&self, act: impl FnOnce(&mut Client)) {
         let mut bob = self.bob();
         bob.walk("public/file").unwrap();

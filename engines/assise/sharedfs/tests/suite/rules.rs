@@ -116,7 +116,6 @@ fn who_could_read_when_it_took_a_lease_reads_on_after_a_chmod() {
     assert_eq!(bob.read(file, 0, 9).unwrap(), b"open");
 }
 
-/// A log without a lease.
 #[test]
 fn blocks_are_mapped_by_their_owner_only_and_told_before_they_are_reused() {
     let (_recorder, daemon) = fresh();
