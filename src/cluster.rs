@@ -27,7 +27,7 @@
 use crate::chain::settings::ChainSettings;
 use crate::error::{Error, Result};
 use crate::limits::Limits;
-use crate::making::Made;
+use crate::making::CreatedFiles;
 use crate::say;
 use crate::settings::{Written, WrittenNode};
 use rustix::fs::{FsWord, statfs, statvfs};
@@ -44,7 +44,7 @@ const RAMFS: FsWord = 0x8584_58f6;
 /// Longest path that a Unix socket's address holds, less one for the closing zero byte.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// What stands in [`Cluster::pool_made_file`] from when a node's pool was lost.
+/// The contents of [`Cluster::pool_made_file`] from when a node's pool was lost.
 pub const POOL_LOST: &str = "lost";
 /// Pools in memory elsewhere of clusters that were in one folder, at most.
 const POOLS_MAX: u32 = 100;
@@ -87,7 +87,7 @@ impl std::fmt::Display for MediumKind {
     }
 }
 
-/// What `hearth.toml` says, in the folder where it lies now.
+/// The settings in `hearth.toml`, in the folder where it is now.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Medium of all pools.
@@ -98,7 +98,7 @@ pub struct Settings {
     pub mount: bool,
     /// Bounds.
     pub limits: Limits,
-    /// Of several nodes: what they share.
+    /// The settings that several nodes share.
     pub chain: Option<ChainSettings>,
     /// The nodes.
     pub nodes: Vec<Node>,
@@ -109,7 +109,7 @@ pub struct Settings {
 pub struct Cluster {
     /// The folder, absolute and without symbolic links.
     pub dir: PathBuf,
-    /// What was chosen.
+    /// The settings.
     pub settings: Settings,
 }
 
@@ -160,7 +160,7 @@ impl Cluster {
         dir: &Path,
         (medium, capacity_bytes): (MediumKind, u64),
         (nodes, chain): (u32, Option<ChainSettings>),
-        made: &mut Made,
+        made: &mut CreatedFiles,
     ) -> Result<Self> {
         made.shared(dir)?;
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
@@ -182,7 +182,7 @@ impl Cluster {
     ///
     /// # Errors
     /// A folder cannot be made.
-    pub fn add_nodes(&mut self, nodes: u32, made: &mut Made) -> Result<()> {
+    pub fn add_nodes(&mut self, nodes: u32, made: &mut CreatedFiles) -> Result<()> {
         let first = self.settings.nodes.iter().map(|node| node.number).max().unwrap_or(0) + 1;
         let medium = self.settings.medium;
         let new = (first..=nodes).map(|number| create_node(&self.dir, number, medium, made));
@@ -209,8 +209,8 @@ impl Cluster {
         fs::File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(Error::at("write", &file))
     }
 
-    /// Before a node is started: a socket elsewhere needs its folder, which goes with the runtime folder, and has to be
-    /// where everybody looks for it, also after the cluster was moved.
+    /// Called before a node is started: a socket elsewhere needs its folder, which goes with the runtime folder, and
+    /// has to be where other processes look for it, also after the cluster was moved.
     ///
     /// # Errors
     /// The folder cannot be made, or the settings not written.
@@ -300,7 +300,7 @@ impl Cluster {
         self.folder(node).join("failure")
     }
 
-    /// What it says, if there is something. Where there was no room for the reason the file is empty.
+    /// Its contents, if there are some. If there was no space for the reason, the file is empty.
     pub fn failure(&self, node: &Node) -> Option<String> {
         let failure = fs::read_to_string(self.failure_file(node)).ok()?;
         if !failure.is_empty() {
@@ -312,7 +312,7 @@ impl Cluster {
         Some(format!("the reason could not be written, and {now} in {}", folder.display()))
     }
 
-    /// The largest failure that what was synced survives, as `hearth status` says it: `process` or `power`.
+    /// The largest failure that synced data survives, as `hearth status` reports it: `process` or `power`.
     ///
     /// # Errors
     /// The pool's folder cannot be looked at.
@@ -333,7 +333,7 @@ impl Cluster {
 }
 
 /// The folders of a new node.
-fn create_node(dir: &Path, number: u32, medium: MediumKind, made: &mut Made) -> Result<Node> {
+fn create_node(dir: &Path, number: u32, medium: MediumKind, made: &mut CreatedFiles) -> Result<Node> {
     let folder = dir.join(format!("node-{number}"));
     made.own(&folder, 0o777)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))
@@ -347,7 +347,7 @@ fn create_node(dir: &Path, number: u32, medium: MediumKind, made: &mut Made) -> 
     Ok(Node { number, pool, socket })
 }
 
-/// Whether what lies in a folder is gone when the machine is.
+/// Whether a folder's files end with the machine.
 fn is_in_memory(folder: &Path) -> Result<bool> {
     let kind = statfs(folder).map_err(Error::at("look at", folder))?.f_type;
     Ok(kind == TMPFS || kind == RAMFS)
@@ -370,7 +370,7 @@ fn pool_folder(folder: &Path, medium: MediumKind) -> Result<PathBuf> {
     let own = |found: &fs::Metadata| found.is_dir() && found.uid() == rustix::process::getuid().as_raw();
     let is_free = |pool: &PathBuf| match fs::symlink_metadata(pool) {
         Err(why) => why.kind() == ErrorKind::NotFound,
-        // Everybody may make a folder there.
+        // All users may make a folder there.
         Ok(found) => own(&found) && fs::read_dir(pool).is_ok_and(|mut files| files.next().is_none()),
     };
     let numbered = |number: u32| match number {

@@ -1,4 +1,4 @@
-//! What can go wrong in a command, as a sentence for the person who typed it.
+//! The errors of a command, as a sentence for the person who typed it.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Error(String);
 
-/// What a command answers.
+/// The result of a command.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

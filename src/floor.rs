@@ -1,10 +1,10 @@
 //! The floor of a write and its fsync on two nodes: three processes that store the same bytes and hand them on in the same
 //! way, and do nothing else.
 //!
-//! The program stores the bytes in memory, with a checksum and a fence, and calls the head through shared words. The head
-//! reads them and sends them over a connection like that between two daemons. The replica stores and fences them, and
-//! answers; the head answers the program. Every party waits as Hearth's threads do: it polls for a bounded time, then
-//! sleeps.
+//! The program stores the bytes in memory, with a checksum and a fence, and calls the head through shared words. The
+//! head reads them and sends them over a connection like that between two daemons. The replica stores and fences them,
+//! and answers; the head answers the program. Every process waits as Hearth's threads do: it polls for a bounded time,
+//! then sleeps.
 
 use crate::error::{Error, Result};
 use crate::say;
@@ -24,16 +24,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use transport::{Connection, Endpoint, Event, Fabric, Secret};
 
-/// Bytes of a party's memory.
+/// Bytes of the memory of one process.
 const REGION_BYTES: u64 = 32 << 20;
-/// A party that hears nothing for so long ends.
+/// A process that receives nothing for so long ends.
 const IDLE: Duration = Duration::from_secs(60);
-/// A party polls for at most so long before it sleeps, as a daemon does.
+/// A process polls for at most so long before it sleeps, as a daemon does.
 const SPIN_NS: u32 = 100_000;
 /// Bytes at the start of a message: how many bytes follow in later messages.
 const LEFT_BYTES: usize = size_of::<u32>();
 
-/// Names of the parties' memory, and of the file with the key of the connection.
+/// Names of the processes' memory, and of the file with the key of the connection.
 const PROGRAM: &str = "program";
 const REPLICA: &str = "replica";
 const KEY: &str = "key";
@@ -49,7 +49,7 @@ const OFFSET: usize = 4;
 const BYTES: usize = 5;
 const WORDS: usize = 6;
 
-/// The program's side, with the two other parties.
+/// The program's side, with the two other processes.
 pub struct Floor {
     words: Words<Word>,
     spin: Spin,
@@ -77,7 +77,7 @@ fn wait(words: &Words<Word>, spin: &Spin, (index, sleeps): (usize, usize), was: 
     changed()
 }
 
-/// Sets a word, and wakes the party that sleeps until it changes.
+/// Sets a word, and wakes the process that sleeps until it changes.
 fn set(words: &Words<Word>, (index, sleeps): (usize, usize), value: u32) {
     words[index].store(value, Ordering::SeqCst);
     if words[sleeps].load(Ordering::SeqCst) != 0 {
@@ -120,7 +120,7 @@ fn next(connection: &Connection) -> Result<Option<Vec<u8>>> {
 }
 
 impl Floor {
-    /// Starts the two other parties, which use a folder on a tmpfs.
+    /// Starts the two other processes, which use a folder on a tmpfs.
     ///
     /// # Errors
     /// A process cannot be started, or there is no memory.
@@ -155,7 +155,7 @@ impl Floor {
         Ok(floor)
     }
 
-    /// Starts a party, and returns what it says when it is ready.
+    /// Starts a process, and returns its message when it is ready.
     fn party(&mut self, folder: &Path, name: &str, peer: Option<&str>, input: Stdio) -> Result<String> {
         let program = std::env::current_exe().map_err(told)?;
         let mut command = Command::new(program);
@@ -175,7 +175,7 @@ impl Floor {
     /// One round: the bytes are stored here and at the replica.
     ///
     /// # Errors
-    /// A party is gone.
+    /// A process is gone.
     pub fn round(&mut self, bytes: &[u8]) -> Result<()> {
         std::hint::black_box(checksum::of(Salt::NONE, bytes));
         let count = bytes.len() as u64;

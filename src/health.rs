@@ -1,5 +1,5 @@
-//! How a node is, as another process can know it: what its daemon answers, and which of its processes live. Every question
-//! has an answer within [`PATIENCE`], also if the daemon does not answer.
+//! The state of a node, as another process can know it: the answer of its daemon, and which of its processes live.
+//! Every question has an answer within [`PATIENCE`], also if the daemon does not answer.
 
 use crate::cluster::{Cluster, Node};
 use crate::process::Process;

@@ -1,4 +1,5 @@
-//! The file with the cluster's key: `DIR/key`, readable by its owner only. Who has it is a node of the cluster.
+//! The file with the cluster's key: `DIR/key`, readable by its owner only. A process that has the key is a node of the
+//! cluster.
 
 use crate::error::{Error, Result};
 use ipc::{Host, SystemHost};
@@ -46,7 +47,7 @@ pub fn read(file: &Path) -> Result<Secret> {
 /// Reads the cluster's key for its manager; a new one is made if there is none.
 ///
 /// # Errors
-/// As [`read`]; it is another user's, who could let in whom he likes; it cannot be written.
+/// As [`read`]; the key belongs to another user, who could admit any node; it cannot be written.
 pub fn read_or_make(file: &Path) -> Result<Secret> {
     if !file.exists() {
         let unfinished = unfinished(file);
@@ -63,7 +64,8 @@ pub fn read_or_make(file: &Path) -> Result<Secret> {
     read(file)
 }
 
-/// Removes what those left who were killed while they made the key. It is there: nobody needs theirs any more.
+/// Removes the files of processes that were killed while they made the key. The key is there, so those files are not
+/// needed any more.
 fn remove_unfinished(file: &Path) {
     let Some(name) = file.file_name().and_then(OsStr::to_str) else { return };
     let is_unfinished = |other: &OsStr| {
@@ -82,7 +84,7 @@ fn folder_of(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A name beside the file that nobody else has.
+/// A unique name beside the file.
 fn unfinished(file: &Path) -> PathBuf {
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{:016x}", SystemHost.random()));
@@ -103,7 +105,7 @@ fn make(unfinished: &Path, file: &Path) -> Result<()> {
     let written = made.write_all(text.as_bytes()).and_then(|()| made.sync_all());
     written.map_err(Error::at("write", unfinished))?;
     match fs::hard_link(unfinished, file) {
-        // Whoever was faster has made the cluster's key, and may have removed this one.
+        // Another process was faster and has made the cluster's key, and may have removed this one.
         Err(_) if file.exists() => return Ok(()),
         linked => linked.map_err(Error::at("write", file))?,
     }

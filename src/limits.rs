@@ -1,11 +1,11 @@
-//! What an operator may bound otherwise than by default: `[limits]` in `hearth.toml`. A daemon takes them at its start.
+//! The limits that an operator may change: `[limits]` in `hearth.toml`. A daemon reads them at its start.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sharedfs::Config;
 use std::ops::RangeInclusive;
 
-/// Bounds; what is not written down is as by default.
+/// Limits; those that are not written down have their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -14,7 +14,7 @@ pub struct Limits {
     pub leases: u32,
     /// Inodes that the daemon remembers as met by one program, with or without a lease.
     pub known_inodes: usize,
-    /// MiB of the largest update log of a program: what it may write before something must be digested.
+    /// MiB of the largest update log of a program: how much it may write before records must be digested.
     pub log_mib: u64,
     /// Programs with a session at once.
     pub programs: usize,
@@ -35,12 +35,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Whether nothing was chosen.
+    /// Whether all limits have their defaults.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Refuses what cannot work.
+    /// Refuses limits that cannot work.
     ///
     /// # Errors
     /// One of them is out of its bounds.

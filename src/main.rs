@@ -1,7 +1,7 @@
 //! The program `hearth`: bring a cluster on this machine up and down, run programs on it, look at it, verify it.
 
 #![forbid(unsafe_code)]
-// They panic when nobody reads: `say` does not.
+// They panic when the output has no reader: `say` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod chain;

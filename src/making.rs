@@ -1,5 +1,5 @@
-//! The folders that a new cluster is made of, remembered, so that a cluster whose first start fails can be taken away
-//! again: what was there before stays.
+//! The files and folders of which a new cluster is made, remembered, so that a cluster whose first start fails can be
+//! removed again: only what existed before stays.
 
 use crate::error::{Error, Result};
 use std::fs::{self, DirBuilder};
@@ -7,16 +7,16 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// What was made.
+/// The files and folders that were made.
 #[derive(Debug, Default)]
-pub struct Made {
+pub struct CreatedFiles {
     /// Folders that others may use too, in the order in which they were made.
     shared: Vec<PathBuf>,
-    /// What is the cluster's alone, with all that is in it.
+    /// Folders and files of the cluster alone, with their contents.
     own: Vec<PathBuf>,
 }
 
-impl Made {
+impl CreatedFiles {
     /// Makes a folder, and those that it lies in.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (there, new) = (dir.path().join("there"), dir.path().join("there/new/folder"));
         fs::create_dir(&there).unwrap();
-        let mut made = Made::default();
+        let mut made = CreatedFiles::default();
         made.shared(&new).unwrap();
         made.own(&there, 0o700).unwrap();
         made.own(&new.join("own"), 0o700).unwrap();

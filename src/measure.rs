@@ -1,17 +1,18 @@
-//! What `hearth bench latency` measures: latencies of file calls through libc, beside the floor of the same bytes and
-//! a tmpfs, all in one process of one run (floors of Assise §5.2's figure 3).
+//! The measurements of `hearth bench latency`: latencies of file calls through libc, beside the floor of the same bytes
+//! and a tmpfs, all in one process of one run (floors of Assise §5.2's figure 3).
 //!
 //! The process stands under `hearth run`: calls below the tree go to Hearth, all others to the kernel. Figures are
 //! nanoseconds a call; each is the median of its samples.
 //!
-//! **Samples.** A sample of small calls is a row of them, as many for the floor as for Hearth and for the tmpfs. The
-//! clock tells ten nanoseconds apart where some machines run; and the processor goes on before what it stored past its
-//! caches is there, so that a clock read after a single store sees a part of what it costs, while in a row each waits
-//! for the one before. What is compared is sampled in turns, a few samples each: who else uses the machine slows all.
+//! **Samples.** A sample of small calls is a row of them, as many for the floor as for Hearth and for the tmpfs. On
+//! some machines the clock has a resolution of ten nanoseconds; and the processor goes on before its stores past the
+//! caches are done, so that a clock read after a single store sees a part of its cost, while in a row each store waits
+//! for the one before. The compared calls are sampled in turns, a few samples each: other load of the machine slows all
+//! of them.
 //!
-//! **Bursts.** A write is an append to the update log for as long as that has room; what a writer gets that never
-//! pauses is the daemon's rate of digest. Both are shown: writes are measured in bursts of at most half of the log as
-//! it is, each begun with an empty one, and beside them the sustained rate.
+//! **Bursts.** A write is an append to the update log for as long as that has space; a writer that never pauses gets
+//! the daemon's rate of digest. Both are shown: writes are measured in bursts of at most half of the log as it is, each
+//! begun with an empty one, and beside them the sustained rate.
 
 use crate::error::{Error, Result};
 use crate::status::ask;
@@ -40,7 +41,7 @@ const CALLS_MAX: usize = 16_000;
 const ROW_BYTES: usize = 16 << 10;
 /// Calls of one sample, at most.
 const ROW_CALLS_MAX: usize = 16;
-/// Turns that those who are compared take, at least.
+/// Turns that the compared calls take, at least.
 const TURNS: usize = 24;
 /// Calls that wait for a medium, at most; each is a sample.
 const SYNC_CALLS_MAX: usize = 300;
@@ -97,7 +98,7 @@ pub fn writes(tree: &Path, scratch: &Path, control: &Path) -> Result<Vec<Row>> {
     SIZES.iter().map(|bytes| write_row(tree, scratch, (&region, control), *bytes)).collect()
 }
 
-/// Second half, in a process of its own: what the first half wrote lies in the shared area by now.
+/// Second half, in a process of its own: the data of the first half is in the shared area by now.
 ///
 /// # Errors
 /// A call failed.
@@ -263,8 +264,8 @@ impl Shape {
     }
 }
 
-/// Medians of the time of a call, less what reading the clock takes, of those who take turns. Before each round of
-/// turns something else is done.
+/// Medians of the time of a call, less the time of reading the clock, of calls that take turns. Before each round of
+/// turns `begin` runs.
 fn in_turns<const N: usize>(
     shape: &Shape,
     mut begin: impl FnMut() -> Result<()>,

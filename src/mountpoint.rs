@@ -1,7 +1,7 @@
-//! `DIR/nK`, where a node's tree is seen: a folder of the kernel's for as long as the tree is mounted there, and nothing
-//! at all otherwise. Without a mount the path is the library's alone; whoever reaches it in a way that the library does
-//! not see (another spelling, a static program, no library) has to be told that there is nothing, and must not find a
-//! folder into which he writes beside the tree.
+//! `DIR/nK`, where a node's tree is seen: a folder of the kernel's for as long as the tree is mounted there, and
+//! nothing at all otherwise. Without a mount only the library serves the path. A program that reaches it in a way that
+//! the library does not see (another spelling, a static program, no library) must get the error that there is nothing,
+//! and must not find a folder into which it writes beside the tree.
 
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// How long a gateway that was killed may take to end: longer than its guard waits for it.
 const ENDING: Duration = Duration::from_secs(20);
 
-/// What the kernel has where a node's tree is seen.
+/// The kernel's view of the path at which a node's tree is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stand {
@@ -74,7 +74,7 @@ pub fn gateway_that_stays(cluster: &Cluster, node: &Node) -> Option<Process> {
     gateway(cluster, node)
 }
 
-/// What stands there now.
+/// The kernel's view of it now.
 pub fn stand(cluster: &Cluster, node: &Node) -> Stand {
     match look(&cluster.tree(node)) {
         Err(Errno::NOENT) => Stand::Nothing,
@@ -99,11 +99,11 @@ pub fn make(cluster: &Cluster, node: &Node) -> Result<()> {
     }
 }
 
-/// Removes the folder, if it is empty, no mount and the cluster's own: one of a mount that was killed, or of a cluster
-/// of before. Whoever calls keeps others from mounting meanwhile.
+/// Removes the folder, if it is empty, no mount and the cluster's own: one of a mount that was killed, or of an earlier
+/// cluster. The caller keeps others from mounting meanwhile.
 pub fn remove(cluster: &Cluster, node: &Node) {
     let tree = cluster.tree(node);
-    // Somebody may see a mount there whom we do not: a folder that goes would take it from him.
+    // A process in another mount namespace may see a mount there: removing the folder would take it away.
     if gateway(cluster, node).is_some() {
         return;
     }
@@ -111,12 +111,12 @@ pub fn remove(cluster: &Cluster, node: &Node) {
         found.is_dir() && fs::metadata(&cluster.dir).is_ok_and(|dir| dir.uid() == found.uid())
     };
     if fs::symlink_metadata(&tree).is_ok_and(|found| own(&found)) {
-        // What is in use or not empty stays, which is told elsewhere.
+        // A folder that is in use or not empty stays; another check reports it.
         let _ = fs::remove_dir(&tree);
     }
 }
 
-/// [`remove`], unless somebody starts or mounts a node of the cluster now.
+/// [`remove`], unless another command starts or mounts a node of the cluster now.
 pub fn tidy(cluster: &Cluster, node: &Node) {
     if stand(cluster, node) != Stand::Other {
         return;
@@ -127,7 +127,7 @@ pub fn tidy(cluster: &Cluster, node: &Node) {
     }
 }
 
-/// What has to be said to somebody who expects the tree there, in a line.
+/// The warning for a user who expects the tree there, in a line.
 pub fn warning(cluster: &Cluster, node: &Node) -> Option<String> {
     let tree = cluster.tree(node);
     let tree = tree.display();
@@ -138,7 +138,7 @@ pub fn warning(cluster: &Cluster, node: &Node) -> Option<String> {
             quoted(&cluster.dir)
         )),
         Stand::Other => Some(format!(
-            "what lies in {tree} is not in the tree, and a mount hides it: move it away (programs without the \
+            "the files in {tree} are not in the tree, and a mount hides them: move them away (programs without the \
              library, or that reach it by another spelling, see it)"
         )),
     }
@@ -219,7 +219,7 @@ fn mount_of(line: &str) -> Option<(PathBuf, &str)> {
     Some((point.into(), rest.split(' ').next()?))
 }
 
-/// What the kernel knows of a path, without asking who serves it.
+/// The kernel's attributes of a path, without a request to the process that serves it.
 fn look(path: &Path) -> std::result::Result<Statx, Errno> {
     statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
 }

@@ -1,5 +1,5 @@
-//! What `hearth bench ops` measures: operations on names and small files through libc, one after the other in a folder
-//! that nobody else uses, in Hearth's tree and in folders of the kernel's file systems alike.
+//! The measurements of `hearth bench ops`: operations on names and small files through libc, one after the other in a
+//! folder that no other process uses, in Hearth's tree and in folders of the kernel's file systems alike.
 //!
 //! The process stands under `hearth run`. Of each operation the middle time is given, and how many of them were done a
 //! second, pauses for the daemon included.
@@ -20,7 +20,7 @@ const BLOCKS: usize = 64;
 /// Operations that wait for a medium, and listings: at most.
 const SLOW_MAX: usize = 100;
 
-/// What one operation took in one folder.
+/// The times of one operation in one folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// The operation.
@@ -59,7 +59,7 @@ pub fn measure(parent: &Path, count: usize) -> Result<Vec<Figure>> {
     let mut file =
         OpenOptions::new().append(true).create_new(true).open(&log).map_err(Error::at("create", &log))?;
     figures.push(figure("append 128 B", count, |_| file.write_all(&block[..128]))?);
-    // What programs do to replace a file as a whole; the last name is there from the second round on.
+    // The calls of programs that replace a file as a whole; the last name is there from the second round on.
     let last = folder.0.join("last");
     figures.push(figure("create, write 4 KiB, rename", count, |index| {
         let new = path("new", index);

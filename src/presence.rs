@@ -1,5 +1,5 @@
-//! Whether a file or a folder that a process uses has been removed under it. A descriptor keeps it usable after that, so
-//! the process would go on with what no other process can find, and what is lost when the process ends.
+//! Whether a file or a folder that a process uses has been removed. A descriptor keeps it usable after that, so the
+//! process would go on with a file that no other process can find, and that is lost when the process ends.
 
 use crate::error::{Error, Result};
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat, readlinkat, stat};
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What the kernel puts behind the path of what has no name any more.
+/// The text that the kernel appends to the path of a file that has no name any more.
 const REMOVED: &[u8] = b" (deleted)";
 
 /// A file or a folder, however it is called by now.
@@ -30,7 +30,7 @@ impl Presence {
         Ok(Self { descriptor: descriptor.map_err(Error::at("look at", path))?, path: path.to_owned() })
     }
 
-    /// Whether it was removed. What was moved is there, and so is what cannot be looked at.
+    /// Whether it was removed. A moved file is there, and so is one that cannot be examined.
     pub fn is_removed(&self) -> bool {
         let own = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
         let Ok(now) = readlinkat(CWD, &own, Vec::new()) else { return false };

@@ -94,7 +94,7 @@ impl Process {
     /// Waits until it is gone, for so long.
     pub fn wait_until_gone(&self, limit: Duration) {
         if let (Some(pidfd), Ok(timeout)) = (self.descriptor(), limit.try_into()) {
-            // One that stays is met again by who asked.
+            // The caller checks again whether it is still there.
             let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
         }
     }

@@ -1,5 +1,5 @@
-//! Whether a program can have the library loaded before its own: what the loader ignores it for is told before it starts,
-//! since its calls would find nothing where the tree is.
+//! Whether a program can have the library loaded before its own: if the loader ignores the library for it, the user is
+//! told before it starts, since its calls would find nothing where the tree is.
 
 use object::Endianness;
 use object::elf::{FileHeader64, PT_INTERP};
@@ -24,7 +24,7 @@ pub fn cannot_see_the_tree(program: &OsStr) -> Option<String> {
     let mode = found.permissions().mode();
     let changes = (mode & 0o4000 != 0 && found.uid() != uid) || (mode & 0o2000 != 0 && found.gid() != gid);
     let why = if changes {
-        "runs as another user or group than who starts it"
+        "runs as another user or group than the one that starts it"
     } else if head.starts_with(b"\x7fELF\x01") {
         "is a 32-bit program"
     } else if is_static(&head)? {
@@ -48,7 +48,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 }
 
 fn head_of(path: &Path) -> Option<Vec<u8>> {
-    // What is no file may not answer.
+    // Another kind of file may not answer.
     path.metadata().ok().filter(std::fs::Metadata::is_file)?;
     let mut head = Vec::new();
     File::open(path).ok()?.take(HEAD_BYTES).read_to_end(&mut head).ok()?;

@@ -1,5 +1,5 @@
-//! What the program prints. A reader that has gone (`| head`) is no error of anybody's: the program ends as every other
-//! that writes into a closed pipe does.
+//! The output of the program. A reader that has gone (`| head`) is not an error: the program ends like every program
+//! that writes into a closed pipe.
 
 use signal_hook::consts::SIGPIPE;
 use signal_hook::low_level::emulate_default_handler;
@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-/// What a shell says of a program that SIGPIPE ended.
+/// The exit code that a shell reports for a program that SIGPIPE ended.
 const ENDED_BY_SIGPIPE: i32 = 128 + SIGPIPE;
 /// As of a command that could not do what it was asked.
 const FAILED: i32 = 2;

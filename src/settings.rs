@@ -1,6 +1,6 @@
-//! `hearth.toml`: what was chosen when the cluster was made. Paths within the cluster's folder are not written down or
-//! relative to it, so that it can be moved and copied; files of before have them absolute, and are read as if they had
-//! not. Only two things may lie elsewhere: a pool in memory, and a socket whose path would be too long.
+//! `hearth.toml`: the settings with which the cluster was made. Paths within the cluster's folder are not written down
+//! or relative to it, so that it can be moved and copied; earlier files have them absolute, and are read as if they had
+//! not. Only two things may be elsewhere: a pool in memory, and a socket whose path would be too long.
 
 use crate::chain::settings::ChainSettings;
 use crate::cluster::{MediumKind, Node, fingerprint, pool_within, socket_path};
@@ -24,7 +24,7 @@ pub struct Written {
     /// Bounds, if any was chosen.
     #[serde(default, skip_serializing_if = "Limits::is_default")]
     pub limits: Limits,
-    /// Of a cluster of several nodes: what they share.
+    /// The settings that several nodes share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<ChainSettings>,
     /// The nodes.
@@ -48,7 +48,7 @@ pub struct WrittenNode {
     socket: Option<PathBuf>,
 }
 
-/// What tells a folder from a copy of it, and stays when it is moved.
+/// Tells a folder from a copy of it, and stays when it is moved.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     device: u64,
@@ -96,7 +96,7 @@ impl WrittenNode {
         if self.pool.ends_with(here.strip_prefix(dir).unwrap_or(&here)) {
             return Ok(here);
         }
-        // If it is gone, that is what has to be told.
+        // If it is gone, that is the error to report.
         if !self.pool.exists() {
             return Ok(self.pool.clone());
         }

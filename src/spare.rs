@@ -72,7 +72,7 @@ fn send(line: &UnixStream, socket: BorrowedFd<'_>) -> io::Result<()> {
 /// ended.
 ///
 /// # Errors
-/// What came is not a socket.
+/// The message did not carry a socket.
 pub fn wait(cluster: &Cluster, node: &Node) -> Result<bool> {
     if let Some(chain) = &cluster.settings.chain
         && let Err(why) = links::prepare(chain.address)

@@ -1,4 +1,4 @@
-//! What a daemon says of itself, and how it is asked: whoever connects to the control socket gets one JSON document.
+//! The report of a daemon about itself: every client that connects to the control socket gets one JSON document.
 
 use crate::chain::told::ChainStatus;
 use ipc::{Host, SystemHost};
@@ -46,7 +46,8 @@ pub struct NodeStatus {
     pub medium: String,
     /// Copies of the data, this node's included.
     pub copies: u32,
-    /// What an fsync guarantees now: the largest failure that it survives: `process` (of programs and the daemon) or `power`.
+    /// The present guarantee of an fsync: the largest failure that it survives: `process` (of programs and the daemon)
+    /// or `power`.
     pub survives: String,
     /// Blocks of 4096 bytes for data.
     pub blocks: u64,
@@ -62,10 +63,10 @@ pub struct NodeStatus {
     /// Requests of programs since the daemon started.
     #[serde(default)]
     pub requests: u64,
-    /// What is attached.
+    /// The attached programs.
     pub programs: Vec<ProgramStatus>,
-    /// What is kept for processes that may come for it: open files that were given to a child or over an exec, or that
-    /// a session left which ended by force.
+    /// Number of detached sessions, kept for processes that may come back: open files that were given to a child or
+    /// over an exec, or the state of a session that was terminated.
     #[serde(default)]
     pub estates: u64,
     /// Open files that are referred to by call.
@@ -74,8 +75,8 @@ pub struct NodeStatus {
     /// Sessions that were ended by force since the daemon started, the oldest forgotten: the user, and why.
     #[serde(default)]
     pub forced_ends: Vec<String>,
-    /// What was acknowledged, and is lost: what the recovery at the daemon's start found damaged in logs and in the ledger, and
-    /// damaged blocks of files of which programs wrote a part since.
+    /// Acknowledged data that is lost: damage that the recovery at the daemon's start found in logs and in the ledger,
+    /// and damaged blocks of files of which programs wrote a part since.
     #[serde(default)]
     pub losses: Vec<String>,
     /// Why nothing is done any more, or why the daemon before this one ended of itself.
@@ -95,7 +96,7 @@ pub struct NodeStatus {
     pub chain: Option<ChainStatus>,
 }
 
-/// What daemons of before do not say of themselves.
+/// The default for daemons of earlier versions, which do not report it.
 fn is_kept() -> bool {
     true
 }

@@ -1,5 +1,5 @@
-//! What `hearth bench sustained` measures: how fast a process that never pauses writes, through libc, in a folder of the
-//! tree or of a tmpfs.
+//! The measurements of `hearth bench sustained`: how fast a process that never pauses writes, through libc, in a folder
+//! of the tree or of a tmpfs.
 //!
 //! The clock stops when all that was written lies in the shared area: `lseek(SEEK_DATA)` waits for that, and costs nothing
 //! on a tmpfs. Each load runs in a process of its own.
@@ -37,7 +37,7 @@ pub enum Load {
     Journal,
 }
 
-/// What one process did. A call of [`Load::Replace`] and [`Load::Journal`] is a file, and a commit.
+/// The measurements of one process. A call of [`Load::Replace`] and [`Load::Journal`] is a file, and a commit.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// Calls.
@@ -117,7 +117,7 @@ impl Times {
     }
 }
 
-/// Waits until what this process wrote is digested. A file without data says so, too.
+/// Waits until all records of this process are digested. A file without data returns from it, too.
 fn digested(file: &File) -> io::Result<()> {
     match lseek(file, 0, Whence::SeekData) {
         Ok(_) | Err(nix::errno::Errno::ENXIO) => Ok(()),

@@ -1,5 +1,5 @@
-//! What `hearth bench latency --nodes` measures: a write and its fsync, through libc, beside the floor with as many parties,
-//! a tmpfs, and a file system on a disk.
+//! The measurements of `hearth bench latency --nodes`: a write and its fsync, through libc, beside the floor with as
+//! many processes, a tmpfs, and a file system on a disk.
 //!
 //! The process runs under `hearth run`. The places take turns of a few calls each, so that other load of the machine slows
 //! all of them.

@@ -120,7 +120,7 @@ fn what_stands_where_the_tree_is_seen_is_removed_or_told() {
         fs::create_dir(folder(&node)).unwrap();
         fs::write(&astray, "kept").unwrap();
         let said = told(command);
-        assert!(said.contains(folder(&node).to_str().unwrap()) && said.contains("move it away"), "{said}");
+        assert!(said.contains(folder(&node).to_str().unwrap()) && said.contains("move them away"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
         assert_eq!(fs::read_to_string(&astray).unwrap(), "kept");
         fs::remove_dir_all(folder(&node)).unwrap();

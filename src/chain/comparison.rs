@@ -12,7 +12,7 @@ use tracing::info;
 /// How long an attempt to connect is.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// What a comparison found. The schema is stable: fields are added, never changed.
+/// The result of a comparison. The schema is stable: fields are added, never changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct TreesCompared {
     /// The node that leads.
@@ -36,7 +36,7 @@ pub struct TreeDifference {
     pub inode: u64,
     /// One of its paths below the root of the tree, at the node that leads; none if that does not have it.
     pub path: Option<String>,
-    /// What differs.
+    /// The kinds of difference.
     pub what: Vec<Differs>,
 }
 

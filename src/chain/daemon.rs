@@ -1,16 +1,17 @@
-//! The daemon of a node of a cluster of several. Its pool is opened as a standby and followed from there on; which part the
-//! node has, the view of the cluster manager says ([`super::member`]). It ends on SIGTERM in order, and leaves the cluster.
+//! The daemon of a node of a cluster of several nodes. Its pool is opened as a standby and follows the head from there
+//! on; the view of the cluster manager decides which part the node has ([`super::member`]). On SIGTERM it ends in order
+//! and leaves the cluster.
 //!
-//! A node that must not serve any more ends as a kill does, at once: what keeps it from acknowledging anything is that it is
-//! not there. Its keeper starts it again, as a standby.
+//! A node that must not serve any more ends its process at once, as by SIGKILL: a process that is gone cannot
+//! acknowledge anything. Its keeper starts it again, as a standby.
 
 use super::comparison::TreesCompared;
-use super::door::StandbyDoor;
 use super::links::Links;
 use super::member::{Member, Parts};
 use super::orders::{self, MoveOrder, Obey};
 use super::pool_watch;
 use super::settings::ChainSettings;
+use super::standby_listener::StandbyListener;
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
     End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen,
@@ -124,6 +125,6 @@ fn begin(
     let manager = Arc::new(Remote::at(host, Place::Socket(socket)));
     let (cluster, node, chain) = (cluster.clone(), node.clone(), *chain);
     let begun = Begun { cluster, node, chain, standby };
-    let door = StandbyDoor::open(listener)?;
-    Ok(Member::new(Parts { begun, medium, pool, links, door, manager, ends }))
+    let listener = StandbyListener::open(listener)?;
+    Ok(Member::new(Parts { begun, medium, pool, links, listener, manager, ends }))
 }

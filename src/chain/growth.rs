@@ -17,7 +17,7 @@ use crate::commands::manager::key_file;
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::key;
-use crate::making::Made;
+use crate::making::CreatedFiles;
 use crate::process::Process;
 use crate::say::{self, quoted};
 use pmem::MediaError;
@@ -37,7 +37,7 @@ pub fn grow(cluster: &mut Cluster, nodes: u32, (lease, patience): (Option<u64>, 
         Some(chain) => chain,
         None => of_one_node(cluster).and_then(|chain| chain.with_times(lease, patience)).map_err(none)?,
     };
-    let (mut grown, mut made) = (cluster.clone(), Made::default());
+    let (mut grown, mut made) = (cluster.clone(), CreatedFiles::default());
     grown.settings.chain = Some(chain);
     if let Err(why) = make_nodes(&mut grown, nodes, &chain, &mut made) {
         made.take_away();
@@ -50,7 +50,7 @@ pub fn grow(cluster: &mut Cluster, nodes: u32, (lease, patience): (Option<u64>, 
     Ok(())
 }
 
-/// What nodes share that are added to one.
+/// The settings that nodes share when they are added to a cluster of one.
 fn of_one_node(cluster: &Cluster) -> Result<ChainSettings> {
     let node = cluster.node(1)?;
     is_down(cluster, node)?;
@@ -84,7 +84,7 @@ fn is_down(cluster: &Cluster, node: &Node) -> Result<()> {
     }
 }
 
-fn make_nodes(grown: &mut Cluster, nodes: u32, chain: &ChainSettings, made: &mut Made) -> Result<()> {
+fn make_nodes(grown: &mut Cluster, nodes: u32, chain: &ChainSettings, made: &mut CreatedFiles) -> Result<()> {
     let first = grown.settings.nodes.len();
     grown.add_nodes(nodes, made)?;
     make_files(&grown.dir, made)?;

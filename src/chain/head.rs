@@ -1,6 +1,7 @@
-//! The node that leads, and its copies: who is fed, who is in sync, and who is waited for no longer.
+//! The node that leads, and its copies: which nodes are sent records, which are in sync, and which are waited for no
+//! longer.
 //!
-//! What is done about each is decided by [`cluster::Peers`], which says what that guarantees; here it is carried out.
+//! [`cluster::Peers`] decides these questions, and documents the guarantees; this module carries the decisions out.
 
 use super::daemon::Begun;
 use super::links::Links;
@@ -20,7 +21,7 @@ use tracing::{info, warn};
 /// How long an attempt to connect is.
 const CONNECT: Duration = Duration::from_millis(500);
 
-/// What is looked at in one turn.
+/// The inputs of one turn.
 pub struct Turn<'a> {
     pub party: Party,
     pub view: &'a Arc<View>,
@@ -49,7 +50,7 @@ impl Head {
         watch_pool(&daemon, &pool)?;
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let min_copies = begun.chain.min_copies as usize;
-        // Before the first program is let in.
+        // Before the first client is accepted.
         daemon.set_short(subtree.in_sync().count() < min_copies);
         Ok(Self {
             min_copies,
@@ -78,7 +79,7 @@ impl Head {
         }
         // Before one of them counts no more, so that no fsync is answered with fewer.
         self.daemon.set_short(turn.subtree.in_sync().count() < self.min_copies);
-        // What they said and no call has taken counts.
+        // Messages that have arrived, and that no call has processed yet, count.
         self.daemon.hear_copies();
         let copies = self.daemon.copies();
         for replica in turn.subtree.chain.iter().filter(|replica| replica.node != turn.party.node) {

@@ -24,7 +24,7 @@ pub struct Links {
 }
 
 impl Links {
-    /// Listens at an address of this machine, at a free port, and lets the standby follow whoever connects.
+    /// Listens at an address of this machine, at a free port, and lets the standby follow each head that connects.
     ///
     /// # Errors
     /// The machine has no such address, no libfabric, or no thread left.

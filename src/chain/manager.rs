@@ -51,7 +51,7 @@ pub fn log_file(dir: &Path) -> PathBuf {
     dir.join("manager.log")
 }
 
-/// What lies beside the manager's folder.
+/// The files beside the manager's folder.
 pub fn files(dir: &Path) -> [PathBuf; 3] {
     [pid_file(dir), keeper_pid_file(dir), log_file(dir)]
 }
@@ -62,7 +62,7 @@ pub fn runs(cluster: &Cluster) -> bool {
     [process, keeper].iter().any(|file| Process::load(file).is_some()) || answers(cluster)
 }
 
-/// Whether somebody listens at the manager's socket.
+/// Whether a manager listens at the socket.
 pub fn answers(cluster: &Cluster) -> bool {
     knock(&folder(&cluster.dir).join(SOCKET_NAME)).is_ok()
 }
@@ -74,7 +74,7 @@ pub fn answers(cluster: &Cluster) -> bool {
 pub fn start(cluster: &Cluster) -> Result<()> {
     let dir = &cluster.dir;
     let Some(chain) = &cluster.settings.chain else { return Ok(()) };
-    // One that somebody runs himself is as good.
+    // A manager that the operator runs is as good.
     if Process::load(&keeper_pid_file(dir)).is_some() || answers(cluster) {
         return Ok(());
     }
@@ -180,7 +180,7 @@ fn end_on_signal(process: Arc<AtomicI32>) -> Result<()> {
     spawn("signals", move || {
         for _ in signals.forever() {
             info!("ending");
-            // A manager that is started just now is ended by who starts it.
+            // A manager that is being started just now is ended by the thread that starts it.
             signal(process.swap(ENDING, Ordering::AcqRel));
         }
     })

@@ -1,19 +1,22 @@
 //! A node as a member of its cluster: it joins, follows the view, and has the part that the view gives it.
 //!
-//! Guarantees: it serves programs only while it is the lease manager in a view of its present life, and its heartbeat holds.
-//! Who was in sync in that view has all that was acknowledged, and has the first entries of the new life, before the first
-//! program is let in. A standby takes nothing from a head of an older version than the newest view says.
+//! Guarantees: the node serves programs only while it is the lease manager in a view of its present life, and while its
+//! heartbeat is valid. Every node that was in sync in that view has all acknowledged data, and has the first entries of
+//! the new life before the first client is accepted. A standby accepts nothing from a head of an older version than the
+//! newest view has.
 //!
 //! One thread looks at the view, whenever it changes and every [`LOOK`]. Nothing else gives the node another part.
 
 use super::daemon::Begun;
-use super::door::StandbyDoor;
 use super::head::{Head, Turn};
 use super::links::Links;
 use super::settings::NODES_MAX;
+use super::standby_listener::StandbyListener;
 use super::told::{ChainStatus, Role, TakeOver};
 use crate::cluster::MediumKind;
-use crate::commands::daemon::{End, daemon_status, door, of_daemon, process_status, spawn, tell_recovered};
+use crate::commands::daemon::{
+    End, daemon_status, listener_settings, of_daemon, process_status, spawn, tell_recovered,
+};
 use crate::commands::mount::show_if_wanted;
 use crate::error::Result;
 use crate::status::NodeStatus;
@@ -48,13 +51,13 @@ const LEAVE: Duration = Duration::from_secs(2);
 /// A node that leads ends so long before its heartbeat does not hold any more.
 const MARGIN: Duration = Duration::from_millis(10);
 
-/// What a member is made of.
+/// The parts of a member.
 pub struct Parts {
     pub begun: Begun,
     pub medium: Medium,
     pub pool: PoolUid,
     pub links: Links,
-    pub door: StandbyDoor,
+    pub listener: StandbyListener,
     pub manager: Arc<Remote>,
     pub ends: Sender<End>,
 }
@@ -66,17 +69,17 @@ pub struct Member {
     pool: PoolUid,
     medium: Medium,
     pub(super) links: Arc<Links>,
-    pub(super) door: StandbyDoor,
+    pub(super) listener: StandbyListener,
     manager: Arc<Remote>,
     ends: Sender<End>,
     pub(super) now: Lock<Now>,
     /// Held while the view is looked at.
     pub(super) looking: Lock<()>,
-    /// 1 when the node ends; 2 when it serves nobody any more.
+    /// 1 when the node ends; 2 when it does not serve any more.
     stopping: Word,
 }
 
-/// What the node is.
+/// The present part of the node.
 #[derive(Default)]
 pub(super) struct Now {
     pub(super) membership: Option<Arc<Membership>>,
@@ -94,7 +97,7 @@ pub(super) struct Now {
 impl Member {
     /// A node that is no member yet.
     pub fn new(parts: Parts) -> Self {
-        let Parts { begun, medium, pool, links, door, manager, ends } = parts;
+        let Parts { begun, medium, pool, links, listener, manager, ends } = parts;
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         Self {
             id: NodeId::new(begun.node.number),
@@ -105,7 +108,7 @@ impl Member {
             stopping: Word::new(0),
             begun,
             pool,
-            door,
+            listener,
             manager,
             ends,
         }
@@ -115,7 +118,7 @@ impl Member {
     pub fn run(self: &Arc<Self>) {
         let Some(membership) = self.join() else { return };
         loop {
-            // Acquire: pairs with the Release of whoever changes it.
+            // Acquire: pairs with the Release of the thread that changes it.
             let seen = membership.news().load(Ordering::Acquire);
             {
                 let _looking = self.looking.lock();
@@ -160,7 +163,7 @@ impl Member {
                 }
                 Err(_) if self.is_stopping() => return None,
                 Err((why, true)) => {
-                    // Nobody listens any more when it ends already.
+                    // The receiver may have ended already.
                     let _ = self.ends.send(End::Failed(why));
                     return None;
                 }
@@ -276,14 +279,14 @@ impl Member {
         self.now.lock().beginning = None;
         match subtree.manager {
             Some(leader) => {
-                self.door.turn_away(&format!("node {leader} leads, not node {}", self.id));
+                self.listener.reject(&format!("node {leader} leads, not node {}", self.id));
                 self.set_waits(None);
             }
             None => {
-                self.door.hold();
+                self.listener.hold();
                 let of: Vec<String> = subtree.in_sync().map(|node| node.to_string()).collect();
                 self.set_waits(Some(format!(
-                    "nobody has all that was acknowledged but node {}, which is not up, or has another pool",
+                    "only node {} has all acknowledged data, and it is not up, or has another pool",
                     of.join(", ")
                 )));
             }
@@ -312,7 +315,7 @@ impl Member {
         let begun = SystemHost.now();
         let after = self.begun.standby.state().head;
         self.begun.standby.fence(subtree.version.get());
-        self.door.hold();
+        self.listener.hold();
         let since = *self.now.lock().beginning.get_or_insert(begun);
         if !membership.may_serve(&Path::root()) {
             return self.set_waits(Some("a heartbeat has to be answered before it may lead".to_owned()));
@@ -376,7 +379,7 @@ impl Member {
         }
     }
 
-    /// Leading failed: what can be done about it.
+    /// Reacts to a failure to lead.
     fn not_led(&self, party: Party, subtree: &Subtree, since: Time, why: &sharedfs::Error) {
         warn!(%why, "does not lead");
         self.set_waits(Some(format!("it does not lead: {why}")));
@@ -392,7 +395,7 @@ impl Member {
         }
     }
 
-    /// Lets programs in.
+    /// Serves programs.
     fn serve(
         self: &Arc<Self>,
         membership: &Arc<Membership>,
@@ -407,7 +410,7 @@ impl Member {
         if !membership.may_serve(&Path::root()) {
             end_at_once("its membership ended while it began to lead");
         }
-        head.daemon.listen(door(self.door.let_in()?)).map_err(of_daemon("listen"))?;
+        head.daemon.listen(listener_settings(self.listener.release()?)).map_err(of_daemon("listen"))?;
         {
             let mut now = self.now.lock();
             (now.head, now.mounting) = (Some(head), true);
@@ -456,7 +459,7 @@ impl Member {
         done
     }
 
-    /// Ends in order: nobody is served any more, and the cluster hears that this node goes.
+    /// Ends in order: the node serves no more, and tells the cluster that it leaves.
     pub fn stop(&self) {
         // Release: pairs with the Acquire of the threads.
         self.stopping.store(1, Ordering::Release);
@@ -553,11 +556,11 @@ fn stop_for_good(head: &Head) {
         return head.daemon.stop();
     }
     if let Err(why) = head.daemon.stop_level(SystemHost.now().after(LEAVE)) {
-        warn!(%why, "a copy did not get what the last programs wrote");
+        warn!(%why, "a copy did not get the last records of programs");
     }
 }
 
-/// What a pool lies on, as the cluster says it.
+/// The class of a pool's medium, as the cluster encodes it.
 fn class_of(medium: MediumKind) -> u8 {
     match medium {
         MediumKind::Memory => 0,

@@ -1,5 +1,6 @@
-//! What a node of several is told to do by a command: one order a connection, a line of JSON, and lines of JSON as the answer,
-//! of which the last says what came of it. Who may connect to the socket may order: its owner and root.
+//! Orders that a command gives to a node of several: one order a connection, as a line of JSON; the answer is lines of
+//! JSON, of which the last has the result. Every user who may connect to the socket may give orders: its owner and
+//! root.
 
 use super::comparison::TreesCompared;
 use crate::cluster::{Cluster, Node};
@@ -28,7 +29,7 @@ const COMPARISON: Duration = Duration::from_secs(3600);
 /// No connection is taken for so long when one could not be.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a node is told to do.
+/// An order to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Order {
@@ -103,7 +104,7 @@ pub fn obey(listener: UnixListener, obeys: Arc<impl Obey>) -> Result<()> {
             let Ok(order) = read_line::<Order>(&mut reader(&stream, ORDER_BYTES_MAX), ORDER) else {
                 continue;
             };
-            // Whoever gave the order and went away is not missed.
+            // A command that went away after its order is not an error.
             match order {
                 Order::Move(order) => {
                     let done = obeys.move_to(&order);

@@ -1,4 +1,4 @@
-//! `[chain]` in `hearth.toml`: what the nodes of a cluster of several have in common.
+//! `[chain]` in `hearth.toml`: the settings that the nodes of a cluster of several share.
 
 use crate::error::{Error, Result};
 use cluster::{LagBound, Rules};
@@ -22,7 +22,7 @@ const TREE_NODES_MIN: u64 = 4096;
 const LEASE_MS: u64 = 1000;
 /// How long a copy may keep programs waiting.
 const PATIENCE_MS: u64 = 250;
-/// What a copy may lack: a quarter of the largest log of a program, which is sent in a fraction of a second.
+/// How much a copy may lack: a quarter of the largest log of a program, which is sent in a fraction of a second.
 const LAG_BYTES: u64 = 16 << 20;
 /// How long it may lack more: longer than any pause of a machine that is busy.
 const LAG_SECONDS: u64 = 5;
@@ -31,7 +31,7 @@ const MIN_COPIES: u32 = 1;
 /// By how many parts in a million a clock may be wrong.
 const DRIFT_PPM: u32 = 1000;
 
-/// What the nodes share.
+/// The settings that the nodes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChainSettings {
     /// The node whose pool the others are copies of at first.
@@ -168,7 +168,7 @@ impl ChainSettings {
         Ok(self)
     }
 
-    /// Refuses what cannot work.
+    /// Refuses settings that cannot work.
     ///
     /// # Errors
     /// One of them is out of its bounds.

@@ -1,8 +1,8 @@
 //! A planned move: the node that leads gives the lead to a copy, and is a copy itself from then on.
 //!
-//! Guarantees: it serves nobody any more before it asks the manager, and every copy in sync has then all that it has, so the next
-//! head has this node as a copy from its first entry on. If the manager refuses, or its answer is lost, a view says who leads; if
-//! that is this node it leads again, as after a restart.
+//! Guarantees: before it asks the manager, the node serves no client any more, and every copy in sync has all its data.
+//! So the next head has this node as a copy from its first entry on. If the manager refuses, or its answer is lost, a
+//! view shows which node leads; if that is this node, it leads again, as after a restart.
 
 use super::head::Head;
 use super::member::{Member, PROPOSE, end_at_once};
@@ -39,7 +39,7 @@ impl Member {
         moved
     }
 
-    /// What this node leads with, if a node can take its place now.
+    /// Gives what the move needs: the head that leads here, if a node can take its place now.
     fn may_move(&self, to: u32) -> Refused<(Arc<Head>, Arc<Membership>, Party, Subtree)> {
         let (head, membership) = {
             let now = self.now.lock();
@@ -61,17 +61,17 @@ impl Member {
         Ok((head, membership, party, subtree))
     }
 
-    /// Ends what this node leads with, and asks the manager to let another one lead.
+    /// Ends the head, and asks the manager to let another node lead.
     fn give_lead(&self, to: u32, head: &Head) -> Refused<()> {
         // The view is not looked at meanwhile: it would have this node lead again.
         let _looking = self.looking.lock();
         let begun = SystemHost.now();
         let still = self.may_move(to);
-        // Nobody is let in by this daemon any more: the next one, here or there, lets in.
+        // This daemon accepts no client any more: the next one does, here or on the other node.
         let level = self.step_down(head);
         let (_, membership, party, subtree) = still?;
         level.map_err(|why| {
-            format!("sessions were ended, and a copy did not get what programs wrote last: {why}")
+            format!("sessions were ended, and a copy did not get the last records of programs: {why}")
         })?;
         let (path, version) = (Path::root(), subtree.version);
         let change = Change::SetManager { path, version, by: party, to: NodeId::new(to) };
@@ -97,7 +97,7 @@ impl Member {
             let mut now = self.now.lock();
             (now.head, now.take_over, now.beginning) = (None, None, None);
         }
-        if let Err(why) = self.door.take_back() {
+        if let Err(why) = self.listener.take_back() {
             end_at_once(&format!("cannot turn programs away: {why}"));
         }
         level
@@ -125,7 +125,7 @@ fn wait_for_programs(head: &Head, order: &MoveOrder) -> Refused<()> {
 fn until_seen(membership: &Membership, number: ChangeNumber) {
     let until = SystemHost.now().after(PROPOSE);
     loop {
-        // Acquire: pairs with the Release of whoever changes it.
+        // Acquire: pairs with the Release of the thread that changes it.
         let seen = membership.news().load(Ordering::Acquire);
         let has_come = membership.view().is_some_and(|view| view.number >= number);
         if has_come || SystemHost.now() >= until {

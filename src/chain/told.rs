@@ -1,8 +1,8 @@
-//! What a node says of its part in the chain, for `hearth status`.
+//! The report of a node about its part in the chain, for `hearth status`.
 
 use serde::{Deserialize, Serialize};
 
-/// What a node does.
+/// The part of a node.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -41,7 +41,7 @@ pub struct CopyTold {
 pub struct TakeOver {
     /// When it served, in nanoseconds since 1970.
     pub at_ns: i64,
-    /// From the view that named it to the first program that is let in, in microseconds.
+    /// From the view that named it to the time at which the first client was accepted, in microseconds.
     pub took_us: u64,
     /// The node that led before, as far as this one heard; its own number after its daemon was started again.
     pub after: Option<u32>,
@@ -50,7 +50,7 @@ pub struct TakeOver {
 /// A node's part in the chain. The schema is stable: fields are added, never changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ChainStatus {
-    /// What it does.
+    /// The node's part.
     pub role: Role,
     /// The node that leads.
     pub leader: Option<u32>,
@@ -75,7 +75,7 @@ pub struct ChainStatus {
     pub copies: Vec<CopyTold>,
     /// When it began to lead, if it leads.
     pub take_over: Option<TakeOver>,
-    /// What the node waits for.
+    /// The event for which the node waits.
     pub waits: Option<String>,
     /// The node to which it is about to give the lead (`hearth move`).
     pub moving_to: Option<u32>,
@@ -92,7 +92,7 @@ fn numbers(nodes: &[u32]) -> String {
 }
 
 impl ChainStatus {
-    /// What is not as it should be, a sentence each.
+    /// The problems, a sentence each.
     pub fn problems(&self, node: u32) -> Vec<String> {
         let waits = self.waits.clone().unwrap_or_default();
         match self.role {
@@ -122,7 +122,7 @@ impl ChainStatus {
             (Role::Leads, _) => "it leads".to_owned(),
             (Role::Beginning, _) => "it is to lead".to_owned(),
             (Role::Follows, Some(leader)) => format!("it follows node {leader}"),
-            (Role::Follows, None) => "it follows nobody".to_owned(),
+            (Role::Follows, None) => "it follows no node".to_owned(),
             (Role::Joining, _) => "it is no member yet".to_owned(),
         };
         let mut lines = vec![format!("{part}; an fsync is on node {}", numbers(&self.in_sync))];

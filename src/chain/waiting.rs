@@ -21,7 +21,7 @@ const NOTICE: Duration = Duration::from_secs(1);
 /// How long the others may take to be in sync, and the mount to be there, before that is said.
 const IN_SYNC: Duration = Duration::from_secs(10);
 
-/// What each node says of its part, if it answers.
+/// The reports of the nodes about their parts, of those that answer.
 pub struct Parts(Vec<(u32, std::result::Result<ChainStatus, Unanswered>)>);
 
 impl Parts {
@@ -53,7 +53,7 @@ impl Parts {
         self.0.iter().all(|(_, told)| matches!(told, Err(Unanswered::Absent(_))))
     }
 
-    /// What nodes wait for, a sentence for each that says it.
+    /// The events for which nodes wait, a sentence for each node that reports one.
     fn waits(&self) -> Vec<String> {
         let waits = |(number, told): &(u32, std::result::Result<ChainStatus, Unanswered>)| match told {
             Ok(told) => told.waits.as_ref().map(|waits| format!("node {number}: {waits}")),
@@ -78,7 +78,7 @@ fn part(
 /// leads.
 ///
 /// # Errors
-/// None leads: what they wait for.
+/// No node leads; the sentence says for what they wait.
 pub fn for_leader(cluster: &Cluster) -> Result<&Node> {
     let (leader, told) = wait(cluster)?;
     say_chain(leader, &told);
@@ -88,7 +88,7 @@ pub fn for_leader(cluster: &Cluster) -> Result<&Node> {
 /// Waits until a node leads and all others are in sync. Gives the node that leads.
 ///
 /// # Errors
-/// That does not come to be: what they wait for.
+/// The nodes do not get in sync; the sentence says for what they wait.
 pub fn until_in_sync(cluster: &Cluster) -> Result<&Node> {
     let (leader, told) = wait(cluster)?;
     if told.in_sync.len() < cluster.settings.nodes.len() {
@@ -182,7 +182,7 @@ impl Lead {
         }
     }
 
-    /// When it is asked again by whoever waits until it serves.
+    /// When a caller that waits until it serves asks again.
     pub fn next_look(&self) -> Time {
         let soon = matches!(self, Self::Begins(_));
         SystemHost.now().after(if soon { LOOK_SOON } else { LOOK })
@@ -192,7 +192,7 @@ impl Lead {
 /// Waits until this node leads.
 ///
 /// # Errors
-/// It does not, for a long time: what it waits for.
+/// It does not lead for a long time; the sentence says for what it waits.
 pub fn until_leads(cluster: &Cluster, node: &Node) -> Result<()> {
     let until = SystemHost.now().after(LEADS);
     loop {

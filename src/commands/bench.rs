@@ -5,7 +5,7 @@ use crate::chain::settings::{ChainSettings, PoolShape};
 use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
-use crate::making::Made;
+use crate::making::CreatedFiles;
 use crate::measure::{self, Row};
 use crate::operations::{self, Figure};
 use crate::say;
@@ -42,7 +42,7 @@ pub(super) fn ops(arguments: &Ops) -> Result<ExitCode> {
     let beside = folder_beside(arguments.beside.as_deref())?;
     let count = arguments.count.to_string();
     let rest = [OsStr::new("--beside"), beside.as_os_str(), OsStr::new("--count"), OsStr::new(&count)];
-    let places: Vec<Place> = with_cluster((arguments.bench.medium, 1), CAPACITY_MIB, |measuring| {
+    let places: Vec<PlaceFigures> = with_cluster((arguments.bench.medium, 1), CAPACITY_MIB, |measuring| {
         measuring.part("operations", &rest)
     })?;
     if arguments.bench.json {
@@ -64,10 +64,10 @@ pub(super) fn folder_beside(named: Option<&Path>) -> Result<PathBuf> {
 
 /// Operations in one folder.
 #[derive(Debug, Serialize, Deserialize)]
-struct Place {
+struct PlaceFigures {
     /// `hearth`, `tmpfs` or `beside`.
     place: String,
-    /// What they took.
+    /// Their times.
     operations: Vec<Figure>,
 }
 
@@ -93,7 +93,7 @@ pub(super) fn with_cluster<T>(
         &folder.0.join("cluster"),
         (medium, capacity_bytes),
         (nodes, chain),
-        &mut Made::default(),
+        &mut CreatedFiles::default(),
     )?;
     // A node of several mounts itself when it leads.
     cluster.settings.mount = false;
@@ -164,7 +164,7 @@ pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
             for (place, folder) in folders {
                 let Some(folder) = folder else { continue };
                 let operations = operations::measure(folder, arguments.count as usize)?;
-                places.push(Place { place: place.to_owned(), operations });
+                places.push(PlaceFigures { place: place.to_owned(), operations });
             }
             serde_json::to_string(&places)
         }
@@ -178,12 +178,12 @@ pub(super) fn print_json(figures: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-fn print_operations(medium: MediumKind, beside: &Path, places: &[Place]) {
+fn print_operations(medium: MediumKind, beside: &Path, places: &[PlaceFigures]) {
     say::line(format_args!(
         "Medium {medium}; operations a second, and median microseconds of one, one after the other in a folder"
     ));
     say::line(format_args!(
-        "that nobody else uses: in the tree, on a tmpfs, and beside them in {}.",
+        "that no other process uses: in the tree, on a tmpfs, and beside them in {}.",
         beside.display()
     ));
     say::line("readdir is one listing of all files there; ratio: the tree's rate, of that of the tmpfs.");
@@ -217,7 +217,7 @@ fn print(medium: MediumKind, rows: &[Row]) {
     say::line("are compared with; small calls in rows, as many in each. Writes come in bursts");
     let log_bytes = rows.iter().map(|row| row.log_bytes).min().unwrap_or(0);
     say::line(format_args!(
-        "of at most half of the update log, {} MiB; sustained is what a writer gets that never pauses.",
+        "of at most half of the update log, {} MiB; sustained is the rate of a writer that never pauses.",
         log_bytes >> 20
     ));
     say::line("");

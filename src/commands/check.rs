@@ -35,7 +35,7 @@ fn check_pool(pool: &Path, is_json: bool) -> Result<ExitCode> {
     }
     match sharedfs::check(&medium) {
         Ok(findings) => report.findings.extend(findings),
-        // What is wrong with the files as such was found before.
+        // Damage of the files themselves was found before.
         Err(_) if !report.is_clean() => {}
         Err(why) => report.findings.push(why.to_string()),
     }
@@ -58,7 +58,7 @@ fn ledger(medium: &Medium) -> std::result::Result<(), MediaError> {
         if whole { Ok(found) } else { Err(MediaError::Damaged(DecodeError::Field("file_bytes"))) }
     };
     let ledger = superblock(LEDGER, FileKind::Ledger)?;
-    // What is wrong with the tree's file was found before.
+    // Damage of the tree's file was found before.
     match superblock(TREE, FileKind::Tree) {
         Ok(tree) if tree.pool != ledger.pool => Err(MediaError::Damaged(DecodeError::Field("pool"))),
         _ => Ok(()),

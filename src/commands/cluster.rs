@@ -1,5 +1,6 @@
-//! `hearth cluster`: what the cluster manager knows, of the embedded one (by its socket, or over the network with the
-//! cluster's key) or of one on ZooKeeper; and the one thing that an operator does there, to expel a member.
+//! `hearth cluster`: shows the state of the cluster manager, either of the embedded one (by its socket, or over the
+//! network with the cluster's key) or of one on ZooKeeper; and expels a member, the only change that an operator makes
+//! there.
 
 use super::Where;
 use super::manager::{folder, key_file};
@@ -41,7 +42,7 @@ pub(super) enum Command {
     /// Epoch, members, subtrees with their chains: exit code 0 well, 1 degraded, waiting or unserved (see
     /// docs/cluster.md), 2 it cannot be told
     Status(Asked),
-    /// Who is a member: exit code 0 told, 2 it cannot be told
+    /// The members: exit code 0 shown, 2 they cannot be shown
     Members(Asked),
     /// Remove a member that is silent, as soon as its last heartbeat counts no more: exit code 0 expelled, 1 it is alive
     /// or no member, 2 it cannot be done
@@ -93,7 +94,7 @@ pub(super) fn run(command: &Command) -> Result<ExitCode> {
     }
 }
 
-/// What a command wants of a manager.
+/// The purpose for which a command connects to a manager.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Aim {
     Read,
@@ -105,7 +106,7 @@ fn soon() -> Time {
 }
 
 impl Asked {
-    /// What a manager, or the way to it, had against it.
+    /// An error of the manager, or of the connection to it.
     fn failed(&self, why: ::cluster::Error) -> Error {
         let at = match (&self.manager, self.place.dir()) {
             (Some(named), _) => named.clone(),
@@ -185,8 +186,7 @@ impl Asked {
     }
 }
 
-/// The socket of a manager on this machine, where somebody listens. One that is started anew meanwhile is waited for by who
-/// runs it.
+/// The socket of a manager on this machine, if a manager listens there. Does not wait for one that is being restarted.
 fn socket(path: &Path) -> Result<PathBuf> {
     let no_manager = |why: &str| {
         let path = path.display();
@@ -216,7 +216,8 @@ fn zookeeper(rest: &str, aim: Aim) -> Result<Arc<dyn Manager>> {
         ::cluster::zookeeper::ZooKeeper::open(Arc::new(SystemHost), ensemble, &format!("/{root}"), soon())
             .map_err(|why| Error::new(format!("no cluster at zookeeper://{rest}: {why}")))?;
     if aim == Aim::Expel {
-        // Its detector says when a heartbeat was seen for long enough. Who only reads must not expel anybody.
+        // Its detector knows when a heartbeat was seen for long enough. A command that only reads must not expel
+        // members.
         zoo.start_expeller().map_err(|why| Error::new(format!("zookeeper://{rest}: {why}")))?;
     }
     Ok(zoo)

@@ -1,7 +1,7 @@
-//! `hearth daemon`: one daemon in the foreground. It recovers its pool, lets programs in, and ends on SIGTERM with
-//! everything digested; or at once, saying why, when a file of the pool is lost under it or what holds the pool is full.
-//! Its socket is its standard input, if that is one that listens (a keeper holds it over the deaths of daemons), else its
-//! own. That of a cluster of several nodes is [`crate::chain::daemon`].
+//! `hearth daemon`: one daemon in the foreground. It recovers its pool, serves programs, and ends on SIGTERM with all
+//! logs digested; or at once, with the reason, when a file of the pool is lost while it runs or the medium of the pool
+//! is full. Its socket is its standard input, if that is a listening socket (a keeper holds it over the deaths of
+//! daemons), or else its own. The daemon of a cluster of several nodes is [`crate::chain::daemon`].
 
 use super::serve::ENVIRONMENT_RESTARTS;
 use super::up::say_ready;
@@ -35,7 +35,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use tracing::{error, info, warn};
 
-/// So long nobody is told how the node is after somebody could not be.
+/// Pause of the thread that answers status requests after it could not accept a connection.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
 /// Files that a pool begins with.
 const LEDGER: &str = "ledger";
@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     let caches = mountpoint::caches_file(&cluster, node);
     daemon.watch_caches(Box::new(move || mountpoint::has_caches(&caches)));
     daemon.start().map_err(of_daemon("start"))?;
-    daemon.listen(door(listener)).map_err(of_daemon("listen"))?;
+    daemon.listen(listener_settings(listener)).map_err(of_daemon("listen"))?;
     let daemon = Arc::new(daemon);
     tell_failure(&daemon, sender)?;
     let pool = Arc::new(pool_files(node)?);
@@ -137,15 +137,16 @@ pub(crate) fn forward_signals(sender: Sender<End>) -> Result<()> {
     spawn("signals", body)
 }
 
-/// Says it when the daemon stops. If a file is lost, or there is no space, it ends, and the next one looks what there is;
-/// after other failures of the medium nobody knows what a look would be worth, so it stays, and refuses everything.
+/// Waits for a fatal error of the daemon. A lost file or a full medium is retryable, so the process ends and is
+/// restarted; after any other error of the medium the state of the pool is unknown, so the process stays and refuses
+/// every request.
 pub(crate) fn tell_failure(daemon: &Arc<Daemon>, sender: Sender<End>) -> Result<()> {
     let daemon = daemon.clone();
     let body = move || {
         let failure = daemon.until_failure();
         error!(failure, "stopped");
         if daemon.may_be_followed() {
-            // Nobody listens any more when it ends already.
+            // The receiver may have ended already.
             let _ = sender.send(End::Failed(failure));
         }
     };
@@ -164,8 +165,9 @@ pub(crate) fn removed(pool: &[Presence]) -> Option<sharedfs::Error> {
     Some(sharedfs::Error::Removed(found.path.display().to_string()))
 }
 
-/// Tells which blocks are found damaged, and stops the daemon when its pool is removed: what programs commit from then on would be acknowledged, and lost. The
-/// process stays until it is told to end, since the contents of the pool can be copied through its descriptors.
+/// Reports blocks that are found damaged, and stops the daemon when its pool is removed: records that programs commit
+/// from then on would be acknowledged, and lost. The process stays until it is told to end, since the contents of the
+/// pool can be copied through its descriptors.
 pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Result<()> {
     let (daemon, pool) = (daemon.clone(), pool.clone());
     let body = move || {
@@ -186,7 +188,7 @@ pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Res
     spawn("pool", body)
 }
 
-/// What is said of a damaged block of which a program wrote a part.
+/// The report of a damaged block of which a program wrote a part.
 fn damaged_block((inode, block): &(InodeNumber, u64)) -> String {
     format!(
         "inode {inode}: the {BLOCK_BYTES} bytes from {} on are damaged, and a program wrote a part of them: reading them is an \
@@ -210,8 +212,8 @@ pub(crate) fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> E
     move |why| Error::new(format!("cannot {what}: {why}"))
 }
 
-/// Opens the pool, made first if the folder is empty; with what was lost of it. If what holds a pool that
-/// was there is full, those who wait at the socket are told.
+/// Opens the pool, which is made first if the folder is empty; gives the losses, too. If the medium of a pool that was
+/// there is full, the clients that wait at the socket are told.
 fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, Vec<String>)> {
     let pool = &node.pool;
     let (medium, config) = (medium(cluster, node)?, config(cluster));
@@ -261,8 +263,8 @@ pub(crate) fn config(cluster: &Cluster) -> Config {
     config
 }
 
-/// What a daemon's door is told.
-pub(crate) fn door(listener: Listener) -> ListenerSettings {
+/// The settings of the daemon's listener.
+pub(crate) fn listener_settings(listener: Listener) -> ListenerSettings {
     let uid = rustix::process::geteuid().as_raw();
     ListenerSettings { listener, library: env!("CARGO_PKG_VERSION").to_owned(), uid }
 }
@@ -370,8 +372,8 @@ pub(crate) fn kept_listener() -> Result<Option<Listener>> {
     Ok(Some(Listener::from_descriptor(Descriptor::from(own))))
 }
 
-/// A socket that programs attach to, where nobody listens any more: everybody may knock, and is then what the kernel
-/// says he is.
+/// Makes a socket that programs attach to, in place of one at which no process listens any more. All users may connect;
+/// the kernel tells their credentials.
 pub(crate) fn listen(path: &Path) -> Result<Listener> {
     let _ = fs::remove_file(path);
     Listener::bind(path).map_err(Error::at("listen at", path))
@@ -392,12 +394,12 @@ pub(crate) fn answer_status(
     let body = move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else {
-                // No descriptor is free: whoever asks waits in the backlog.
+                // No descriptor is free: requests wait in the backlog.
                 SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(CONTROL_PAUSE)));
                 continue;
             };
             let text = serde_json::to_vec(&status()).unwrap_or_default();
-            // Whoever asked and went away is not missed.
+            // A client that went away is not an error.
             let _ = stream.write_all(&text);
         }
     };
@@ -455,7 +457,7 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<Strin
     }
 }
 
-/// What every daemon says of itself, also one that serves nobody. `failure`: why it does nothing any more.
+/// The part of a status that every daemon reports, also one that serves no client. `failure`: why it has stopped.
 pub(crate) fn process_status(cluster: &Cluster, node: &Node, failure: Option<String>) -> NodeStatus {
     NodeStatus {
         node: node.number,

@@ -1,7 +1,7 @@
 //! `hearth down`: end daemons, politely or as a power cut does.
 
 use super::Down;
-use super::mount::{Taken, take_away};
+use super::mount::{UnmountResult, take_away};
 use crate::chain::{self, waiting::Parts};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
@@ -27,7 +27,8 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
     let mut ended = 0;
     for node in nodes {
         // While there is a daemon that takes what is written back.
-        let mount = if arguments.hard { Ok(Taken::Nothing) } else { take_away(&cluster, node, false) };
+        let mount =
+            if arguments.hard { Ok(UnmountResult::Nothing) } else { take_away(&cluster, node, false) };
         let stopped = stop(&cluster, node, arguments.hard)?;
         if arguments.hard {
             // As after a power cut, nothing is mounted; a mount that is left has no gateway.
@@ -65,9 +66,9 @@ fn in_order(cluster: &Cluster, hard: bool) -> Vec<&Node> {
     nodes
 }
 
-/// What has to be said of a mount without a daemon.
-fn stays(cluster: &Cluster, node: &Node, taken: &Taken) -> Option<String> {
-    let Taken::Busy(users) = taken else { return None };
+/// The warning about a mount without a daemon.
+fn stays(cluster: &Cluster, node: &Node, taken: &UnmountResult) -> Option<String> {
+    let UnmountResult::Busy(users) = taken else { return None };
     let (tree, dir) = (cluster.tree(node), quoted(&cluster.dir));
     Some(format!(
         "the mount at {} stays, as it is in use{users}: calls on it get EIO until hearth start --dir {dir}; \
@@ -91,8 +92,8 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
         }
         return Ok(keeper.is_some() || daemon.is_some());
     }
-    // The keeper, which would start a daemon again, first, then the daemon: what a program does after that has not been
-    // done, as after a power cut.
+    // First the keeper, which would start a daemon again, then the daemon: later calls of programs have not happened,
+    // as after a power cut.
     if let Some(keeper) = &keeper {
         keeper.end(Signal::KILL, KILLED)?;
     }

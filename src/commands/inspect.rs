@@ -1,4 +1,4 @@
-//! `hearth inspect`: what a pool's tree holds, an item a line.
+//! `hearth inspect`: shows a pool's tree, an item a line.
 
 use super::{PoolFolder, check};
 use crate::error::{Error, Result};

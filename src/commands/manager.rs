@@ -1,6 +1,6 @@
-//! `hearth manager`: the embedded cluster manager in the foreground. What it keeps is in `DIR/manager`; it may be killed
-//! and started again at any time. It ends on SIGTERM, and with an error when its medium fails: then nothing is answered
-//! any more, and it is to be started anew.
+//! `hearth manager`: the embedded cluster manager in the foreground. It keeps its state in `DIR/manager`; it may be
+//! killed and started again at any time. It ends on SIGTERM, and with an error when its medium fails: then it answers
+//! no request any more, and has to be started again.
 
 use super::Where;
 use super::cluster::told;
@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let ending = Arc::new(Ending::new());
     hear_signals(&ending)?;
     chain::manager::note_process(&dir)?;
-    // What can be refused is refused before anything is made or changed.
+    // All checks come before anything is made or changed.
     let key = arguments.key.clone().unwrap_or_else(|| key_file(&dir));
     let (rules, is_new) = rules(arguments, &folder)?;
     let had_key = key.exists();
@@ -98,7 +98,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     info!(cluster, socket, address, change = seen.get(), "the cluster manager serves");
     say::line(format_args!("serving at {}", address.as_deref().unwrap_or(&socket)));
     let service = manager.service().clone();
-    // Beside what ends the manager: who reads the log may have stopped.
+    // On a thread of its own: a reader of the log that has stopped must not stop the manager.
     let telling = SystemHost.spawn("changes", Box::new(move || tell_changes(&service, seen)));
     if let Err(why) = telling {
         warn!(%why, "changes are not told here, but by hearth cluster history");
@@ -140,7 +140,7 @@ fn tell_changes(service: &Service, mut seen: ChangeNumber) {
     }
 }
 
-/// What a signal ends: nothing yet, or the manager.
+/// The process that a signal ends: none yet, or the manager.
 struct Ending(Lock<Ends>);
 
 #[derive(Default)]
@@ -243,7 +243,7 @@ fn rules(arguments: &Arguments, folder: &Path) -> Result<(Rules, bool)> {
     Ok((kept, false))
 }
 
-/// Where nodes of other machines will be let in.
+/// The address at which nodes of other machines connect.
 fn listen(at: &str, key: &Path) -> Result<Listener> {
     let (ip, port) = match (at.parse::<SocketAddr>(), at.parse::<IpAddr>()) {
         (Ok(address), _) => (address.ip(), address.port()),

@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use tracing::level_filters::LevelFilter;
 use tracing::warn;
 
-/// What most people need, behind the list of commands.
+/// The commands that most people need, behind the list of commands.
 const EXAMPLES: &str = "\
 The first five minutes:
   hearth up --dir /tmp/h --medium memory
@@ -93,7 +93,7 @@ enum Command {
     Daemon(DaemonArguments),
     /// Run the embedded cluster manager in the foreground: for clusters of several nodes
     Manager(manager::Arguments),
-    /// What the cluster manager knows, and who is out
+    /// The state of the cluster manager, and of members that were expelled
     #[command(subcommand)]
     Cluster(cluster::Command),
     /// Run a program that lies in the tree: `run` does it, inside a program that sees the tree
@@ -105,9 +105,9 @@ enum Command {
     /// One part of a measurement, inside a program that sees the tree
     #[command(hide = true)]
     Measure(Measure),
-    /// A party of the floor of an fsync on two nodes
+    /// A process of the floor of an fsync on two nodes
     #[command(hide = true, subcommand)]
-    Floor(FloorParty),
+    Floor(FloorProcess),
     /// Write man pages and shell completions into a folder: `make install` does it
     #[command(hide = true)]
     Pages(Pages),
@@ -188,7 +188,7 @@ struct Move {
     /// The node that leads then
     #[arg(long, value_name = "K")]
     to: u32,
-    /// Move also while programs are attached or use the mount: what they wrote is kept, and their calls get EIO from then on
+    /// Move also while programs are attached or use the mount: their data is kept, and their calls get EIO from then on
     #[arg(long)]
     force: bool,
     /// How long programs under hearth run --standby may take to end when they are asked to
@@ -346,8 +346,8 @@ struct Bench {
 struct Latency {
     #[command(flatten)]
     bench: Bench,
-    /// Measure a write and its fsync on so many nodes, at three sizes, beside a floor with as many parties, a tmpfs and a
-    /// file system of a disk
+    /// Measure a write and its fsync on so many nodes, at three sizes, beside a floor with as many processes, a tmpfs
+    /// and a file system of a disk
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=2))]
     nodes: Option<u32>,
     /// A folder of the file system that is measured beside [default: the present folder]
@@ -405,7 +405,7 @@ struct Programs {
 }
 
 #[derive(Debug, Subcommand)]
-enum FloorParty {
+enum FloorProcess {
     /// Sends what the program stores to the replica
     Head {
         /// Folder on a tmpfs
@@ -488,7 +488,7 @@ pub(crate) fn speak() {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        // A log that cannot be written is no reason to end: what says so would panic.
+        // A log that cannot be written is no reason to end, and the message about it would panic.
         .log_internal_errors(false)
         .with_max_level(level.unwrap_or(LevelFilter::INFO))
         .init();
@@ -497,8 +497,8 @@ pub(crate) fn speak() {
     }
 }
 
-/// From here on a panic on any thread ends the process, once it is told. For those that keep what others rely on: what a
-/// thread left half done is seen by nobody, and whoever starts the process again recovers.
+/// From here on a panic on any thread ends the process, once it is reported. For processes that keep data on which
+/// others rely: no other thread sees a half-finished change, and the process that is started next recovers.
 pub(crate) fn abort_on_panic() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -50,7 +50,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
                 node.number
             )));
         }
-        // `up` and `start` mount by themselves: what was asked for is there.
+        // `up` and `start` mount by themselves: the requested mount is there.
         say::line(format_args!("node {} is mounted already (process {})", node.number, process.pid()));
         return Ok(ExitCode::SUCCESS);
     }
@@ -76,7 +76,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
     if mountpoint::stand(&cluster, node) == Stand::Other {
         let tree = cluster.tree(node);
         let tree = tree.display();
-        say::aside(format_args!("hearth: the mount hides what lies in {tree}, which is not in the tree"));
+        say::aside(format_args!("hearth: the mount hides the files in {tree}, which are not in the tree"));
     }
     let chosen = [(arguments.suid, "--suid"), (arguments.dev, "--dev")];
     let chosen = chosen.iter().filter_map(|(is_chosen, option)| is_chosen.then_some(*option));
@@ -93,7 +93,7 @@ pub(crate) fn show_if_wanted(cluster: &Cluster, node: &Node) {
         return;
     }
     mountpoint::tidy(cluster, node);
-    // What it would hide was told.
+    // A folder that it would hide was reported.
     let shown = match mountpoint::stand(cluster, node) {
         Stand::Other => return,
         _ => wait_until_ready(cluster, node, &["mount", "--foreground"], "gateway.log"),
@@ -110,9 +110,9 @@ pub(super) fn umount(arguments: &Umount) -> Result<ExitCode> {
     let cluster = arguments.node.place.cluster()?;
     let node = cluster.node(arguments.node.node)?;
     match take_away(&cluster, node, arguments.force)? {
-        Taken::Nothing => return Err(Error::new(format!("node {} is not mounted", node.number))),
-        Taken::Away => say::line(format_args!("node {} is not mounted any more", node.number)),
-        Taken::Busy(users) => {
+        UnmountResult::Nothing => return Err(Error::new(format!("node {} is not mounted", node.number))),
+        UnmountResult::Away => say::line(format_args!("node {} is not mounted any more", node.number)),
+        UnmountResult::Busy(users) => {
             say::aside(format_args!(
                 "hearth: the mount at {} is busy{users}: end what uses it, or take it away from there with --force",
                 cluster.tree(node).display()
@@ -123,25 +123,25 @@ pub(super) fn umount(arguments: &Umount) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What became of a mount that was to go.
-pub(super) enum Taken {
+/// The result of unmounting.
+pub(super) enum UnmountResult {
     /// There was none.
     Nothing,
     /// It is gone.
     Away,
-    /// It stays, as somebody uses it: who, as the end of a sentence.
+    /// It stays, because processes use it: their names, as the end of a sentence.
     Busy(String),
 }
 
 /// Takes a node's mount away; by force also if it is in use.
-pub(super) fn take_away(cluster: &Cluster, node: &Node, force: bool) -> Result<Taken> {
+pub(super) fn take_away(cluster: &Cluster, node: &Node, force: bool) -> Result<UnmountResult> {
     let tree = cluster.tree(node);
     let of_gateway = |why: gateway::Error| Error::at("unmount", &tree)(why);
     if let Some(process) = mountpoint::gateway(cluster, node) {
         if !force {
             match gateway::unmount(&tree) {
                 Err(gateway::Error::System { errno, .. }) if errno == Errno::BUSY.raw_os_error() => {
-                    return Ok(Taken::Busy(users(&tree)));
+                    return Ok(UnmountResult::Busy(users(&tree)));
                 }
                 unmounted => unmounted.map_err(of_gateway)?,
             }
@@ -151,14 +151,14 @@ pub(super) fn take_away(cluster: &Cluster, node: &Node, force: bool) -> Result<T
     } else if mountpoint::stand(cluster, node) == Stand::DeadMount {
         gateway::detach(&tree).map_err(of_gateway)?;
     } else {
-        return Ok(Taken::Nothing);
+        return Ok(UnmountResult::Nothing);
     }
     // A gateway that was killed has not done it.
     mountpoint::tidy(cluster, node);
-    Ok(Taken::Away)
+    Ok(UnmountResult::Away)
 }
 
-/// Who uses a mount, as the end of a sentence.
+/// The processes that use a mount, as the end of a sentence.
 fn users(tree: &Path) -> String {
     let users = using(tree);
     let named: Vec<_> = users
@@ -215,8 +215,8 @@ fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the gateway keeps in memory. The kernel keeps attributes and names under leases, so what is kept here besides serves only
-/// what it asks for anew.
+/// The gateway's limits of memory. The kernel keeps attributes and names under leases, so the gateway's own copies only
+/// serve requests that the kernel repeats.
 fn limits() -> Limits {
     Limits { nodes: 1 << 14, entries: 1 << 16, ..Limits::default() }
 }
@@ -260,7 +260,7 @@ fn start_guard(gateway: OwnedFd) -> std::io::Result<()> {
 /// The guard's own process.
 pub(super) fn guard() -> Result<ExitCode> {
     super::speak();
-    // What ends the gateway is not to end this.
+    // The end of the gateway's process group must not end this process.
     let _ = rustix::process::setsid();
     let cannot = |why: &dyn std::fmt::Display| Error::new(format!("cannot guard a mount: {why}"));
     let gateway = std::io::stdin().as_fd().try_clone_to_owned().map_err(|why| cannot(&why))?;

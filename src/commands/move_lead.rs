@@ -1,7 +1,7 @@
 //! `hearth move`: a planned hand-over of the lead.
 
 use super::Move;
-use super::mount::{Taken, show_if_wanted, take_away};
+use super::mount::{UnmountResult, show_if_wanted, take_away};
 use super::run::ENVIRONMENT_STANDBY;
 use crate::chain::orders::{MoveOrder, order_move};
 use crate::chain::told::{ChainStatus, Role};
@@ -65,7 +65,7 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
     if !attached.others.is_empty() && !arguments.force {
         return Ok(refused(format_args!("{}", attached.refusal(&cluster, from))));
     }
-    if let Taken::Busy(users) = take_away(&cluster, from, arguments.force)? {
+    if let UnmountResult::Busy(users) = take_away(&cluster, from, arguments.force)? {
         return Ok(refused(format_args!(
             "the mount at {} is busy{users}: end what uses it, or move all the same with --force",
             cluster.tree(from).display()

@@ -6,7 +6,7 @@
 //! where this may be done.
 
 use super::bench::{Measuring, folder_beside, print_json, with_cluster};
-use super::mount::{Taken, take_away};
+use super::mount::{UnmountResult, take_away};
 use super::up::wait_until_ready;
 use super::{Programs, run};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ pub(super) fn row_names() -> PossibleValuesParser {
 }
 
 /// Where a program runs.
-struct Place<'a> {
+struct MeasuredPlace<'a> {
     name: &'static str,
     folder: PathBuf,
     /// The cluster whose tree it is, if it is one.
@@ -52,7 +52,7 @@ struct Figure {
 
 /// One place of a row, as it is told.
 #[derive(Clone, Debug, Serialize)]
-struct Told {
+struct PlaceReport {
     /// Median of the rounds that succeeded; none if none did.
     seconds: Option<f64>,
     /// Median of the rounds' ratios to the tmpfs.
@@ -67,13 +67,13 @@ struct Told {
 #[derive(Debug, Serialize)]
 struct Line {
     row: &'static str,
-    tmpfs: Told,
+    tmpfs: PlaceReport,
     #[serde(skip_serializing_if = "Option::is_none")]
-    library: Option<Told>,
+    library: Option<PlaceReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    mount: Option<Told>,
+    mount: Option<PlaceReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    beside: Option<Told>,
+    beside: Option<PlaceReport>,
 }
 
 pub(super) fn programs(arguments: &Programs) -> Result<ExitCode> {
@@ -95,7 +95,7 @@ pub(super) fn programs(arguments: &Programs) -> Result<ExitCode> {
             let may_mount = mount(mounted) && mount(library);
             let measured = measure(arguments, &rows, (library, mounted), beside.as_deref(), may_mount);
             for Measuring { cluster, node, .. } in [mounted, library] {
-                if let Taken::Busy(users) = take_away(cluster, node, false)? {
+                if let UnmountResult::Busy(users) = take_away(cluster, node, false)? {
                     say::aside(format_args!("hearth: the mount is busy{users}: it is taken away by force"));
                     take_away(cluster, node, true)?;
                 }
@@ -108,7 +108,7 @@ pub(super) fn programs(arguments: &Programs) -> Result<ExitCode> {
     } else {
         print(arguments, &rows, &lines);
     }
-    let failed = |told: &Option<Told>| told.as_ref().is_some_and(|told| told.failed > 0);
+    let failed = |told: &Option<PlaceReport>| told.as_ref().is_some_and(|told| told.failed > 0);
     let any = lines.iter().any(|line| failed(&line.library) || failed(&line.mount));
     Ok(if any { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -140,16 +140,16 @@ fn measure(
     let tree = |measuring: &Measuring<'_>| measuring.cluster.tree(measuring.node);
     let tmpfs = library.scratch.join("tmpfs");
     let mut places = vec![
-        Place { name: "tmpfs", folder: tmpfs, measuring: None, by_library: false },
-        Place { name: "library", folder: tree(library), measuring: Some(library), by_library: true },
+        MeasuredPlace { name: "tmpfs", folder: tmpfs, measuring: None, by_library: false },
+        MeasuredPlace { name: "library", folder: tree(library), measuring: Some(library), by_library: true },
     ];
     if may_mount {
         let folder = tree(mounted);
-        places.push(Place { name: "mount", folder, measuring: Some(mounted), by_library: false });
+        places.push(MeasuredPlace { name: "mount", folder, measuring: Some(mounted), by_library: false });
     }
     if let Some(folder) = beside {
         let folder = folder.join(format!("hearth-programs-{}", std::process::id()));
-        places.push(Place { name: "beside", folder, measuring: None, by_library: false });
+        places.push(MeasuredPlace { name: "beside", folder, measuring: None, by_library: false });
     }
     let mut lines = Vec::new();
     for (index, row) in rows.iter().enumerate() {
@@ -171,7 +171,7 @@ fn measure(
     Ok(lines)
 }
 
-/// What other programs make of the inputs.
+/// Makes the inputs that other programs produce from the first ones.
 fn finish_inputs(inputs: &Path) -> Result<()> {
     let script = "cd $I; tar cf tree.tar tree; if command -v git; then cp -a tree repository; cd repository; git init -q; \
                   git add .; git commit -qm all; fi";
@@ -199,7 +199,7 @@ fn shell(mut command: Command, script: &str, inputs: &Path, folder: &Path, place
 }
 
 /// One row at one place: none if it failed, which is told.
-fn round(row: &Row, place: &Place<'_>, inputs: &Path) -> Result<Option<Figure>> {
+fn round(row: &Row, place: &MeasuredPlace<'_>, inputs: &Path) -> Result<Option<Figure>> {
     let folder = place.folder.join(row.name);
     let script = |script: &str| {
         let program = match place.measuring {
@@ -253,7 +253,7 @@ fn last_lines(output: &Output) -> String {
     format!("{} ({last})", output.status)
 }
 
-fn line_of(row: &Row, places: &[Place<'_>], figures: &[Vec<Option<Figure>>]) -> Line {
+fn line_of(row: &Row, places: &[MeasuredPlace<'_>], figures: &[Vec<Option<Figure>>]) -> Line {
     let of = |name: &str| {
         let index = places.iter().position(|place| place.name == name)?;
         (!figures[index].is_empty()).then(|| told(&figures[index], &figures[0]))
@@ -262,9 +262,9 @@ fn line_of(row: &Row, places: &[Place<'_>], figures: &[Vec<Option<Figure>>]) -> 
     Line { row: row.name, tmpfs, library: of("library"), mount: of("mount"), beside: of("beside") }
 }
 
-fn told(own: &[Option<Figure>], tmpfs: &[Option<Figure>]) -> Told {
+fn told(own: &[Option<Figure>], tmpfs: &[Option<Figure>]) -> PlaceReport {
     let ratios = own.iter().zip(tmpfs).filter_map(|(own, tmpfs)| Some((*own)?.seconds / (*tmpfs)?.seconds));
-    Told {
+    PlaceReport {
         seconds: median(own.iter().flatten().map(|figure| figure.seconds)),
         ratio: median(ratios),
         requests: own.iter().flatten().last().map_or(0, |figure| figure.requests),
@@ -298,13 +298,14 @@ fn print(arguments: &Programs, rows: &[&Row], lines: &[Line]) {
     };
     print("", ["tmpfs s", "library", "requests", "mount", "requests", "beside"].map(String::from).to_vec());
     for (row, line) in rows.iter().zip(lines) {
-        let ratio = |told: &Option<Told>| match told {
+        let ratio = |told: &Option<PlaceReport>| match told {
             None => "-".to_owned(),
             Some(told) if told.failed > 0 => "fails".to_owned(),
             Some(told) => told.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}x")),
         };
-        let requests =
-            |told: &Option<Told>| told.as_ref().map_or_else(String::new, |told| told.requests.to_string());
+        let requests = |told: &Option<PlaceReport>| {
+            told.as_ref().map_or_else(String::new, |told| told.requests.to_string())
+        };
         let tmpfs = line.tmpfs.seconds.map_or_else(|| "fails".to_owned(), |seconds| format!("{seconds:.3}"));
         let cells = vec![
             tmpfs,

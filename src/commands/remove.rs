@@ -56,7 +56,7 @@ pub(super) fn run(arguments: &Remove) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What of a cluster runs, or uses it.
+/// The processes of a cluster that run, or that use it.
 fn what_runs(cluster: &Cluster) -> Option<String> {
     for node in &cluster.settings.nodes {
         let number = node.number;

@@ -147,7 +147,7 @@ fn chosen(
             "node {leader} leads, not node {named}: hearth run --dir {} --node {leader}",
             quoted(&cluster.dir)
         ))),
-        // Who may not ask finds out by himself.
+        // A user who may not ask finds out by running the program.
         (None, _) if parts.are_forbidden() => Ok(Ok(node)),
         (None, _) => Ok(Err(format!(
             "no node leads now (hearth status --dir {} says what they wait for)",
@@ -216,8 +216,8 @@ pub(super) fn preloaded(program: &Path, cluster: &Cluster, node: &Node, at: &Pat
     Ok(command)
 }
 
-/// What keeps users beside owner and group from reading a file: the first folder above it that they may not search, or the
-/// file.
+/// The obstacle for users other than owner and group to read a file: the first folder above it that they may not
+/// search, or the file.
 fn closed_to_others(file: &Path) -> Option<PathBuf> {
     let mut way: Vec<&Path> = file.ancestors().collect();
     way.reverse();

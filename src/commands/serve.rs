@@ -1,5 +1,5 @@
-//! `hearth serve`: keeps a node up. It holds the socket that programs knock at, runs the daemon (`hearth daemon`) as a
-//! child with that socket as standard input, and starts it again when it dies.
+//! `hearth serve`: keeps a node up. It holds the socket to which programs connect, runs the daemon (`hearth daemon`) as
+//! a child with that socket as standard input, and starts it again when it dies.
 //!
 //! A daemon that dies while it serves is replaced at once; programs stall until then, and go on. One that does not get
 //! as far as serving, or dies of itself soon after, is tried again after pauses, and given up after [`ATTEMPTS`] in a
@@ -48,7 +48,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// What a keeper waits for.
+/// An event for which a keeper waits.
 enum Event {
     /// The daemon serves.
     Ready,
@@ -119,7 +119,7 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     let running = Process::load(&cluster.pid_file(node)).and_then(|daemon| daemon.descriptor());
     if running.is_none() {
         keeper.listen()?;
-        // What the daemons of before left.
+        // Files that earlier daemons left.
         for path in [cluster.failure_file(node), cluster.pid_file(node)] {
             let _ = fs::remove_file(path);
         }
@@ -159,7 +159,7 @@ fn tell_when_removed(folder: &Path, sender: Sender<Event>) -> Result<()> {
             SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(FOLDER_LOOK)));
         }
         error!(folder = %folder.path.display(), "the node's folder was removed: ending");
-        // Nobody listens when the keeper itself ends.
+        // The receiver is gone when the keeper itself ends.
         let _ = sender.send(Event::FolderRemoved);
     };
     spawn("folder", body)
@@ -227,7 +227,8 @@ impl Keeper<'_> {
                     warn!(%how, failures, "the daemon died before it served{}", reason(how));
                 }
             }
-            // The first one tells whether the node can be started at all; who started it hears why not.
+            // The first daemon tells whether the node can be started at all; the command that started it gets the
+            // reason if not.
             if !told || failures == ATTEMPTS {
                 error!(failures, "the daemon does not get as far as serving, or not for long: given up");
                 return Ok(ExitCode::FAILURE);
@@ -317,7 +318,7 @@ fn watch(child: &mut Child, sender: &Sender<Event>) {
         return;
     }
     if let Ok(how) = child.wait() {
-        // Nobody listens when the keeper itself ends.
+        // The receiver is gone when the keeper itself ends.
         let _ = sender.send(Event::Ended(how));
     }
 }
@@ -327,7 +328,7 @@ fn of_itself(how: ExitStatus) -> bool {
     how.signal() != Some(Signal::KILL.as_raw())
 }
 
-/// What is known of a daemon's end beside the number of a signal.
+/// The known cause of a daemon's end beside the number of a signal.
 fn reason(how: ExitStatus) -> &'static str {
     if how.signal() == Some(Signal::BUS.as_raw()) {
         " because a file of its pool was cut, or the medium is gone, where it read or wrote (hearth check says where)"

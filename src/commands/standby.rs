@@ -31,10 +31,10 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(20);
 /// The program is killed so long before another node may lead.
 const MARGIN: Duration = Duration::from_millis(10);
-/// What the exit code says of a signal.
+/// Part of an exit code that stands for a signal.
 const SIGNALLED: i32 = 128;
 
-/// What this process waits for.
+/// An event for which this process waits.
 enum Event {
     Signal(i32),
     /// The program is gone.
@@ -47,7 +47,7 @@ struct Parent<'a> {
     node: &'a Node,
     sender: Sender<Event>,
     events: Receiver<Event>,
-    /// What was said last.
+    /// The last message.
     said: String,
     /// A signal told the program to end.
     is_ending: bool,
@@ -219,7 +219,7 @@ impl<'a> Parent<'a> {
         let pid = Pid::from_child(&child);
         let sender = self.sender.clone();
         let waits = move || {
-            // Nobody listens when this process ends.
+            // The receiver is gone when this process ends.
             let _ = sender.send(Event::Ended(child.wait()));
         };
         SystemHost.spawn("program", Box::new(waits)).map_err(|why| {

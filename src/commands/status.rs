@@ -1,5 +1,5 @@
-//! `hearth status`: how each node is, for people or machines: what its daemon says of itself, and what its processes say by
-//! being there or not.
+//! `hearth status`: the state of each node, for people or machines: its daemon's answer, and which of its processes
+//! run.
 
 use super::Status;
 use crate::cluster::{Cluster, MediumKind, Node};
@@ -153,7 +153,7 @@ fn serving(cluster: &Cluster, node: &Node, status: Box<NodeStatus>) -> Answer {
     Answer::Up { status, state, problems, mount, mounts, gateway }
 }
 
-/// What is not as it should be on a node that answers, beside what its daemon says itself.
+/// The problems of a node that answers, beside those that its daemon reports itself.
 fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -> Vec<String> {
     let mut problems = Vec::new();
     match Process::load(&cluster.keeper_pid_file(node)) {
@@ -271,7 +271,7 @@ fn mounted(mount: Stand) -> &'static str {
         Stand::Tree => "mounted",
         Stand::Nothing => "not mounted: hearth run shows it to a program, hearth mount to every one",
         Stand::DeadMount => "mounted, but its gateway is gone: hearth umount takes it away",
-        Stand::Other => "not mounted, and what lies there is not in the tree: move it away",
+        Stand::Other => "not mounted, and the files there are not in the tree: move them away",
     }
 }
 

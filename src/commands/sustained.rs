@@ -50,7 +50,7 @@ pub(super) fn row_names() -> PossibleValuesParser {
 
 /// One place of a row.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Place {
+struct PlaceRates {
     /// Calls; of `replace` files, of `journal` commits.
     per_second: f64,
     p99_us: f64,
@@ -63,19 +63,19 @@ struct Place {
 #[derive(Debug, Serialize)]
 struct Line {
     row: &'static str,
-    tree: Place,
-    tmpfs: Place,
+    tree: PlaceRates,
+    tmpfs: PlaceRates,
     /// Median of the rounds' ratios of the two rates.
     ratio: f64,
     /// The tree of one node, if that of several is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
-    one_node: Option<Place>,
+    one_node: Option<PlaceRates>,
     /// Median of the rounds' ratios of the rates on several nodes and on one.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_one_node: Option<f64>,
 }
 
-/// What the writers of one row did in one round.
+/// The measurements of the writers of one row in one round.
 #[derive(Clone, Debug, Default)]
 struct Round {
     tree: Vec<Figure>,
@@ -210,11 +210,11 @@ fn rate(writers: &[Figure]) -> f64 {
 }
 
 /// Medians of the rounds; of several writers the slowest counts.
-fn place<'a>(rounds: impl Iterator<Item = &'a [Figure]> + Clone) -> Place {
+fn place<'a>(rounds: impl Iterator<Item = &'a [Figure]> + Clone) -> PlaceRates {
     let most = |of: &dyn Fn(&Figure) -> f64| {
         median(rounds.clone().map(|writers| writers.iter().map(of).fold(0.0, f64::max)))
     };
-    Place {
+    PlaceRates {
         per_second: median(rounds.clone().map(rate)),
         p99_us: most(&|figure| figure.p99_ns as f64 / 1e3),
         longest_ms: most(&|figure| figure.longest_ns as f64 / 1e6),

@@ -1,7 +1,7 @@
 //! `hearth bench latency --nodes`: a write and its fsync on several nodes, beside its floor.
 
 use super::bench::{self, folder_beside, line, print_json, ratio, us, with_cluster};
-use super::{FloorParty, Latency};
+use super::{FloorProcess, Latency};
 use crate::error::Result;
 use crate::floor;
 use crate::say;
@@ -51,11 +51,11 @@ fn print(arguments: &Latency, beside: &Path, rows: &[SyncRow]) {
     table("99 of 100", &|times| times.p99_ns);
 }
 
-/// `hearth floor`: a party of the floor.
-pub(super) fn floor(party: &FloorParty) -> Result<ExitCode> {
-    match party {
-        FloorParty::Head { folder, replica } => floor::head(folder, replica)?,
-        FloorParty::Replica { folder } => floor::replica(folder)?,
+/// `hearth floor`: a process of the floor.
+pub(super) fn floor(process: &FloorProcess) -> Result<ExitCode> {
+    match process {
+        FloorProcess::Head { folder, replica } => floor::head(folder, replica)?,
+        FloorProcess::Replica { folder } => floor::replica(folder)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
-use crate::making::Made;
+use crate::making::CreatedFiles;
 use crate::mountpoint;
 use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
@@ -28,22 +28,22 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Data that a new pool may hold.
 const CAPACITY_MIB_DEFAULT: u64 = 4096;
 
-/// Settings of the gateway's allocator, if the environment has no others. What a thread allocated and others freed is collected by
-/// that thread, and the gateway's threads rest for long: so each collects after every hundred searches for memory, and free
-/// memory goes back to the system after 10 ms.
+/// Settings of the gateway's allocator, if the environment has no others. Memory that one thread allocated and others
+/// freed is collected by the first thread, and the gateway's threads rest for long: so each collects after every
+/// hundred searches for memory, and free memory goes back to the system after 10 ms.
 const GATEWAY_ALLOCATOR: [(&str, &str); 2] =
     [("MIMALLOC_GENERIC_COLLECT", "100"), ("MIMALLOC_PURGE_DELAY", "10")];
 
 /// Least and most: of less nothing would be left to promise, of more a daemon could not map all segments.
 const CAPACITY_MIB: std::ops::RangeInclusive<u64> = 16..=12 << 20;
 
-/// What a process in the background prints when it is ready.
+/// The line that a process in the background prints when it is ready.
 pub(super) const READY: &str = "ready";
 
 pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let dir = arguments.place.dir()?;
     let capacity_bytes = capacity_bytes(arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT))?;
-    let mut made = Made::default();
+    let mut made = CreatedFiles::default();
     made.shared(&dir)?;
     let alone = alone(&dir)?;
     let cluster = if dir.join("hearth.toml").exists() {
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
             }
         }
     };
-    // What serves a mount is alone, too, when it makes it.
+    // The process that serves a mount takes the same lock when it makes it.
     drop(alone);
     let node = match &cluster.settings.chain {
         Some(_) => waiting::for_leader(&cluster)?,
@@ -93,7 +93,7 @@ fn choose_mount(cluster: &mut Cluster, arguments: &Up) -> Result<()> {
     Ok(())
 }
 
-/// Says how much room the pools of a new cluster take where they lie, which is more than what is in them.
+/// Prints how much space the pools of a new cluster take on their media, which is more than their contents.
 fn say_room(cluster: &Cluster) {
     for node in &cluster.settings.nodes {
         let files = fs::read_dir(&node.pool).into_iter().flatten().flatten();
@@ -108,7 +108,7 @@ fn say_room(cluster: &Cluster) {
 }
 
 /// Makes a cluster and starts it for the first time.
-fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut Made) -> Result<Cluster> {
+fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut CreatedFiles) -> Result<Cluster> {
     let none =
         |why: &dyn std::fmt::Display| Error::new(format!("no cluster was made in {}: {why}", dir.display()));
     let medium = arguments.medium.unwrap_or(MediumKind::File);
@@ -121,7 +121,7 @@ fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut Made) -> Re
     let mut cluster = created.map_err(|why| none(&why))?;
     choose_mount(&mut cluster, arguments)?;
     if let Err(why) = start_all(&cluster) {
-        // What was started before it failed.
+        // Processes that were started before it failed.
         for node in &cluster.settings.nodes {
             let _ = stop(&cluster, node, true);
         }
@@ -143,7 +143,7 @@ fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut Made) -> Re
     Ok(cluster)
 }
 
-/// What the nodes of a new cluster share.
+/// The settings that the nodes of a new cluster share.
 fn chain_settings(arguments: &Up, capacity_bytes: u64) -> Result<ChainSettings> {
     ChainSettings::new(PoolShape::new(capacity_bytes)?).with_times(arguments.lease, arguments.patience)
 }
@@ -200,7 +200,7 @@ fn capacity_bytes(mib: u64) -> Result<u64> {
     Ok(mib << 20)
 }
 
-/// Keeps others from starting nodes of the same cluster, for as long as it is held; waits for who does.
+/// Keeps others from starting nodes of the same cluster, for as long as it is held; waits for another holder.
 pub(super) fn alone(dir: &Path) -> Result<fs::File> {
     let folder = fs::File::open(dir).map_err(Error::at("open", dir))?;
     if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -210,7 +210,7 @@ pub(super) fn alone(dir: &Path) -> Result<fs::File> {
     Ok(folder)
 }
 
-/// What was chosen for an existing cluster stays: another choice now would be silently ignored.
+/// The settings of an existing cluster stay: another choice now would be silently ignored.
 fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
     let settings = &cluster.settings;
     let other_medium = arguments.medium.is_some_and(|medium| medium != settings.medium);
@@ -245,7 +245,7 @@ fn agree(cluster: &Cluster, arguments: &Up) -> Result<()> {
     Ok(())
 }
 
-/// What starting a node came to.
+/// The result of starting a node.
 pub(super) enum Start {
     /// It is up now, or again.
     Done,
@@ -331,7 +331,7 @@ pub(crate) fn run_in_background(
     arguments: &[OsString],
     log: &Path,
 ) -> Result<std::result::Result<(), String>> {
-    // The folder is searched by all who come to the socket; what the daemon says is for who runs it.
+    // All users who come to the socket may search the folder, but only its owner may read the daemon's output.
     let stderr = OpenOptions::new().create(true).append(true).mode(0o600).open(log);
     let stderr = stderr.map_err(Error::at("open", log))?;
     let before = stderr.metadata().map_or(0, |log| log.len() as usize);
@@ -356,7 +356,7 @@ pub(crate) fn run_in_background(
     }
     // It is gone or goes; until then it may still write.
     let _ = child.wait();
-    // What earlier starts said is not the reason.
+    // The output of earlier starts is not the reason.
     let text = fs::read(log).unwrap_or_default();
     Ok(Err(reason(&String::from_utf8_lossy(text.get(before..).unwrap_or_default()))))
 }

@@ -1,4 +1,4 @@
-//! What the programs work on: made once, on a tmpfs, the same each time.
+//! The inputs of the measured programs: made once, on a tmpfs, the same each time.
 
 use crate::error::{Error, Result};
 use std::fmt::Write;

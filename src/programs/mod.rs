@@ -1,8 +1,8 @@
-//! What `hearth bench programs` runs: programs that people use, as shell scripts that find a folder in `$T`, their inputs in
-//! `$I`, and the name of their place in `$PLACE`.
+//! The programs of `hearth bench programs`: programs that people use, as shell scripts that find a folder in `$T`,
+//! their inputs in `$I`, and the name of their place in `$PLACE`.
 //!
-//! Each row has what is done before the clock runs (by a process of its own, so that files are another program's), what is
-//! measured, and what must hold afterwards: a program that was fast and wrong has failed.
+//! Each row has a script that runs before the clock (in a process of its own, so that the files are another program's),
+//! the measured script, and a condition that must hold afterwards: a program that was fast and wrong has failed.
 
 mod inputs;
 
@@ -13,7 +13,7 @@ pub use inputs::make;
 pub struct Row {
     /// Its name on the command line and in JSON.
     pub name: &'static str,
-    /// What it does, for a table.
+    /// Its description, for a table.
     pub told: &'static str,
     /// Programs that it needs.
     pub needs: &'static [&'static str],

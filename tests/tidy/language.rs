@@ -8,13 +8,14 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 27] = [
+pub const REWRITTEN: [&str; 28] = [
     "engines/assise/ccnvm/",
     "engines/assise/libfs/",
     "engines/assise/mirror/",
     "engines/assise/sharedfs/",
     "gateway/",
     "interpose/",
+    "src/",
     "substrate/cluster/",
     "substrate/format/",
     "substrate/ipc/",

@@ -1,4 +1,4 @@
-//! What `hearth cluster` tells, for people and as JSON. The schema is stable: fields are added, never changed.
+//! The output of `hearth cluster`, for people and as JSON. The schema is stable: fields are added, never changed.
 
 use crate::say;
 use ::cluster::{Change, Member, Record, Subtree, View};
@@ -30,13 +30,13 @@ struct SubtreeTold {
 /// How a cluster is: as well as its worst subtree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum ClusterState {
     Well,
     /// A replica is missing or joining, or a member is about to be expelled.
     Degraded,
     /// A subtree has fewer copies than it has to have: an fsync there waits.
     Waiting,
-    /// No member has a copy of some subtree: nobody serves it until one of its last holders is back.
+    /// No member has a copy of some subtree: it is not served until one of its last holders is back.
     Unserved,
 }
 
@@ -44,7 +44,7 @@ enum State {
 #[derive(Serialize)]
 pub(super) struct StatusTold {
     cluster: String,
-    state: State,
+    state: ClusterState,
     epoch: u32,
     change: u64,
     lease_ms: u64,
@@ -67,8 +67,9 @@ impl StatusTold {
             .iter()
             .map(|(path, subtree)| subtree_told(view, &path.to_string(), subtree))
             .collect();
-        let refusing = if refused > 0 || view.set_back.is_some() { State::Degraded } else { State::Well };
-        let state = subtrees.iter().map(SubtreeTold::state).fold(refusing, State::max);
+        let refusing =
+            if refused > 0 || view.set_back.is_some() { ClusterState::Degraded } else { ClusterState::Well };
+        let state = subtrees.iter().map(SubtreeTold::state).fold(refusing, ClusterState::max);
         Self {
             cluster: format!("{:016x}", view.cluster),
             state,
@@ -76,7 +77,7 @@ impl StatusTold {
             change: view.number.get(),
             lease_ms: u64::try_from(view.rules.lease().as_millis()).unwrap_or(u64::MAX),
             drift_ppm: view.rules.drift_ppm(),
-            degraded: state != State::Well,
+            degraded: state != ClusterState::Well,
             members: view.members.len(),
             refused,
             subtrees,
@@ -89,10 +90,10 @@ impl StatusTold {
             "cluster {}: {}",
             self.cluster,
             match self.state {
-                State::Well => "well",
-                State::Degraded => "degraded",
-                State::Waiting => "waiting: an fsync waits for more copies",
-                State::Unserved => "unserved: a subtree has no living copy",
+                ClusterState::Well => "well",
+                ClusterState::Degraded => "degraded",
+                ClusterState::Waiting => "waiting: an fsync waits for more copies",
+                ClusterState::Unserved => "unserved: a subtree has no living copy",
             }
         ));
         let members = counted(self.members, "member");
@@ -112,7 +113,7 @@ impl StatusTold {
             ));
         }
         for subtree in &self.subtrees {
-            let manager = subtree.lease_manager.map_or("nobody".to_owned(), |node| format!("node {node}"));
+            let manager = subtree.lease_manager.map_or("no node".to_owned(), |node| format!("node {node}"));
             let chain: Vec<String> = subtree.chain.iter().map(replica_text).collect();
             say::line(format_args!(
                 "  {}: lease manager {manager}, {} of at least {}",
@@ -126,15 +127,15 @@ impl StatusTold {
 }
 
 impl SubtreeTold {
-    fn state(&self) -> State {
+    fn state(&self) -> ClusterState {
         if self.copies == 0 {
-            State::Unserved
+            ClusterState::Unserved
         } else if self.copies < usize::from(self.copies_min) {
-            State::Waiting
+            ClusterState::Waiting
         } else if self.chain.iter().all(|replica| replica.member && replica.in_sync && !replica.other_pool) {
-            State::Well
+            ClusterState::Well
         } else {
-            State::Degraded
+            ClusterState::Degraded
         }
     }
 }
@@ -222,7 +223,7 @@ impl MemberTold {
 pub(super) struct ChangeTold {
     number: u64,
     epoch: u32,
-    /// By the wall clock of who made it, UTC.
+    /// By the wall clock of the node that made it, UTC.
     at: String,
     /// `start`, `join`, `leave`, `expel`, `complain`, `set_subtree`, `remove_subtree`, `set_sync`, `set_manager`.
     kind: &'static str,
@@ -257,7 +258,7 @@ impl ChangeTold {
     }
 }
 
-/// What was changed, in words.
+/// Describes a change in words.
 pub fn words(record: &Record) -> String {
     change_told(record).2
 }

@@ -106,7 +106,7 @@ impl Positions {
 
     pub fn take_executed(&mut self, ledger: LedgerPosition, logs: &[LogMark]) -> Result<(), mirror::Error> {
         if ledger.sequence > self.ledger {
-            return Err(mirror::Error::Broken("a tree contains what is not synced"));
+            return Err(mirror::Error::Broken("a tree contains entries that are not synced"));
         }
         if ledger.sequence > self.contained.sequence {
             self.contained = ledger;
@@ -115,7 +115,7 @@ impl Positions {
             let log = self.logs.get_mut(&mark.log).filter(|log| log.incarnation == mark.incarnation);
             let Some(log) = log else { continue };
             if mark.sequence > log.synced {
-                return Err(mirror::Error::Broken("a tree contains what is not synced"));
+                return Err(mirror::Error::Broken("a tree contains entries that are not synced"));
             }
             if mark.sequence > log.executed.sequence {
                 let executed = Digested { sequence: mark.sequence, position: mark.position.get() };

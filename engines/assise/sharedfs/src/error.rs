@@ -115,7 +115,10 @@ impl std::fmt::Display for Error {
             Self::Copy(node, error) => write!(f, "copy at node {node}: {error}"),
             Self::CopyIsAhead(node) => write!(f, "node {node} has more than this pool, which cannot lead"),
             Self::NeedsImport(node) => {
-                write!(f, "the pool of node {node} lacks what is here no more, or is of another history")
+                write!(
+                    f,
+                    "the pool of node {node} lacks records that are no longer here, or is of another history"
+                )
             }
             Self::NoRoomToSend(node) => {
                 write!(

@@ -269,7 +269,10 @@ impl Core {
         let (until, node) = (exporter.until(), exporter.node);
         let heard = exporter.sender.hear_ends(until).map_err(|error| Error::Copy(node, error))?;
         if (heard.1.end, heard.1.contained) != (ends.end, ends.contained) {
-            return Err(Error::Copy(node, mirror::Error::Broken("a tree that is not what was sent")));
+            return Err(Error::Copy(
+                node,
+                mirror::Error::Broken("a tree that differs from the one that was sent"),
+            ));
         }
         let lives = {
             let area = self.area.lock();

@@ -1,5 +1,5 @@
-//! The socket of programs while their node does not lead. Nobody is let in: who comes waits for as long as this node may lead
-//! soon, and is told who leads as soon as another one does.
+//! The socket of programs while their node does not lead. Connections wait as long as this node may lead soon, and are
+//! rejected with the name of the leader as soon as another node leads.
 
 use crate::commands::daemon::spawn;
 use crate::error::{Error, Result};
@@ -11,17 +11,17 @@ use sharedfs::reject_all_on_standby;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// How often it is looked whether this goes on, where all are turned away.
+/// How often the thread checks whether it should go on, while it rejects connections.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What becomes of those who knock.
+/// How new connections are treated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Treatment {
     Wait,
-    /// They are told this.
-    TurnedAway(String),
-    /// Somebody else looks after them.
-    LetIn,
+    /// They are rejected with this sentence.
+    Rejected(String),
+    /// The daemon's own listener accepts them.
+    Released,
 }
 
 struct Inner {
@@ -29,50 +29,50 @@ struct Inner {
     changed: Word,
 }
 
-/// The door of a standby.
-pub struct StandbyDoor {
+/// The listener of a standby.
+pub struct StandbyListener {
     listener: OwnedFd,
     inner: Arc<Inner>,
 }
 
-impl StandbyDoor {
-    /// Those who knock wait at first.
+impl StandbyListener {
+    /// Opens the listener; connections wait at first.
     ///
     /// # Errors
     /// No thread or descriptor is left.
     pub fn open(listener: Listener) -> Result<Self> {
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let inner = Arc::new(Inner { treatment: Lock::new(host, Treatment::Wait), changed: Word::new(0) });
-        let door = Self { listener: OwnedFd::from(listener.into_descriptor()), inner };
-        door.start()?;
-        Ok(door)
+        let this = Self { listener: OwnedFd::from(listener.into_descriptor()), inner };
+        this.start()?;
+        Ok(this)
     }
 
     fn start(&self) -> Result<()> {
-        let (knocks, own, inner) = (self.descriptor()?, self.second()?, self.inner.clone());
-        spawn("standby-door", move || inner.keep(&knocks, &own))
+        let (connections, own, inner) = (self.descriptor()?, self.second()?, self.inner.clone());
+        spawn("standby-accept", move || inner.keep(&connections, &own))
     }
 
-    /// Who knocks waits: this node may lead soon.
+    /// Makes connections wait: this node may lead soon.
     pub fn hold(&self) {
         self.inner.set(Treatment::Wait);
     }
 
-    /// Who knocks is told this.
-    pub fn turn_away(&self, sentence: &str) {
-        self.inner.set(Treatment::TurnedAway(sentence.to_owned()));
+    /// Rejects connections with this sentence from now on.
+    pub fn reject(&self, sentence: &str) {
+        self.inner.set(Treatment::Rejected(sentence.to_owned()));
     }
 
-    /// This node leads: the socket, at which nobody is turned away from now on.
+    /// This node leads: gives the socket to the daemon; no connection is rejected here from now on.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn let_in(&self) -> Result<Listener> {
-        self.inner.set(Treatment::LetIn);
+    pub fn release(&self) -> Result<Listener> {
+        self.inner.set(Treatment::Released);
         self.second()
     }
 
-    /// This node leads no more, and the daemon that had the socket has ended: who knocks waits.
+    /// This node does not lead any more, and the daemon that had the socket has ended: connections wait.
     ///
     /// # Errors
     /// No thread or descriptor is left.
@@ -99,21 +99,21 @@ impl Inner {
         SystemHost.wake(&self.changed, WAKE_ALL);
     }
 
-    /// The thread that turns away, until this node leads.
-    fn keep(&self, knocks: &OwnedFd, listener: &Listener) {
+    /// The thread that rejects connections, until this node leads.
+    fn keep(&self, connections: &OwnedFd, listener: &Listener) {
         loop {
             // Acquire: pairs with the Release of `set`.
             let seen = self.changed.load(Ordering::Acquire);
             let treatment = self.treatment.lock().clone();
             match treatment {
-                Treatment::LetIn => return,
+                Treatment::Released => return,
                 Treatment::Wait => {
                     SystemHost.wait(&self.changed, seen, None);
                 }
-                Treatment::TurnedAway(_) => {
-                    let _ = poll(&mut [PollFd::new(knocks, PollFlags::IN)], Some(&LOOK));
-                    // Under the lock: when `set` has returned nobody is turned away by what was before.
-                    if let Treatment::TurnedAway(sentence) = &*self.treatment.lock() {
+                Treatment::Rejected(_) => {
+                    let _ = poll(&mut [PollFd::new(connections, PollFlags::IN)], Some(&LOOK));
+                    // Under the lock: once `set` has returned, no connection is rejected with the earlier sentence.
+                    if let Treatment::Rejected(sentence) = &*self.treatment.lock() {
                         reject_all_on_standby(listener, sentence);
                     }
                 }
