@@ -8,7 +8,8 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 28] = [
+pub const REWRITTEN: [&str; 29] = [
+    "engines/assise/area/",
     "engines/assise/ccnvm/",
     "engines/assise/libfs/",
     "engines/assise/mirror/",

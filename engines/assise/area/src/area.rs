@@ -22,8 +22,8 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
-/// What an area may use, of the medium and of memory. Nothing of it lies in the pool: another start may bring other
-/// limits.
+/// The resources that an area may use, of the medium and of memory. The pool does not contain them: another start may
+/// have other limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Data blocks of all segments together.
@@ -40,7 +40,7 @@ pub struct Limits {
     pub batch_nodes_max: u32,
     /// Partly written blocks that a batch keeps in memory before it writes them out.
     pub batch_blocks_max: usize,
-    /// Items of an inode without a name that are removed at once; what has more is left for `reap`.
+    /// Items of an inode without a name that are removed at once; if it has more, the rest is left for `reap`.
     pub reap_items_max: usize,
 }
 
@@ -60,7 +60,7 @@ impl Default for Limits {
     }
 }
 
-/// What a new pool is made with.
+/// Parameters of a new pool.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPool {
     /// The pool.
@@ -113,7 +113,7 @@ pub struct Area {
     pub(crate) poisoned: bool,
     /// The slot of the next commit holds a part of a root that was cut off by a crash.
     pub(crate) torn_slot: bool,
-    /// Who reads what commits free, beside them.
+    /// The pins that readers hold on commits.
     pub(crate) pins: Pins,
 }
 
@@ -160,7 +160,8 @@ impl Area {
         Ok(())
     }
 
-    /// What the tree on this medium, which is this one, was made with; the root directory's as it is now.
+    /// The parameters with which the tree on this medium, which is this area's, was made; those of the root directory
+    /// are the present ones.
     ///
     /// # Errors
     /// Those of reading.
@@ -316,8 +317,8 @@ impl Area {
         FreeBlocks { shared: self.space.shared(), own: self.space.own() }
     }
 
-    /// Keeps what was promised for the batch that comes next: so many shared blocks from becoming a user's own, and them and so
-    /// many nodes from what nobody promised room for. Until the first time nothing is kept.
+    /// Sets the reserves for the next batch: `shared_blocks` may not become a user's own; neither they nor `nodes` may
+    /// be used by records without a reservation. Until the first call nothing is reserved.
     pub fn keep(&mut self, shared_blocks: u64, nodes: u32) {
         self.space.keep(shared_blocks);
         self.kept_nodes = nodes;

@@ -51,8 +51,8 @@ impl Batch<'_> {
         Ok(Applied::Done)
     }
 
-    /// Sets the permission bits of an inode as a part of the record that was applied to it before: what a write
-    /// leaves of set-id bits is decided by who judges the record.
+    /// Sets the permission bits of an inode as a part of the record that was applied to it before: the code that judges
+    /// the record decides which set-id bits a write leaves.
     ///
     /// # Errors
     /// `Refused(NoInode)`; `BatchFull`, `NoSpace`, `Poisoned`, `Node`, `Item`, `Medium`.

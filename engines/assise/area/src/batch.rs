@@ -1,13 +1,13 @@
 //! A batch: changes in memory, made real together by one root commit (Assise §3.2.1, digest).
 //!
-//! Records are applied one after the other. Each is checked against the tree as the batch has changed it so far;
-//! what contradicts it is refused and changes nothing. Data goes to blocks that no committed tree names, whole
-//! blocks at once, parts of blocks by way of memory, so that small writes to one block cost one block. Dropping a
-//! batch leaves the area as it was.
+//! Records are applied one after the other. Each is checked against the tree as the batch has changed it so far; a
+//! record that contradicts it is refused and changes nothing. Data goes to blocks that no committed tree names, whole
+//! blocks at once, parts of blocks by way of memory, so that small writes to one block cost one block. Dropping a batch
+//! leaves the area as it was.
 //!
-//! A commit writes data, nodes and allocation maps to places that the last commit does not name, syncs them, writes
-//! the root into the slot of the commit before the last, and syncs that. What the commit freed is not allocated again
-//! before [`Area::release`].
+//! A commit writes data, nodes and allocation maps to places that the last commit does not name, syncs them, writes the
+//! root into the slot of the commit before the last, and syncs that. Blocks that the commit freed are not allocated
+//! again before [`Area::release`].
 
 use crate::AreaError;
 use crate::area::Area;
@@ -15,7 +15,7 @@ use crate::gather::{Gathered, Page, Stock};
 use crate::layout;
 use crate::runs::RunSet;
 use crate::snapshot::Snapshot;
-use crate::space::{Made, Run};
+use crate::space::{CommitStamp, Run};
 use crate::table::LedgerPlace;
 use crate::tree::Tree;
 use crate::view::View;
@@ -30,7 +30,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// What a record brings beside its operation: all that its replicas agree on without the log's own word.
+/// The context of a record beside its operation: all values on which its replicas agree without reading them from the
+/// log.
 #[derive(Clone, Copy)]
 pub struct Applying<'a> {
     /// The log.
@@ -44,7 +45,7 @@ pub struct Applying<'a> {
     pub version_of: &'a dyn Fn(InodeNumber) -> LeaseVersion,
     /// Owner key of the segment that new blocks go to.
     pub owner: u32,
-    /// If the record takes the last name of an inode: someone has it open, so that it stays without a name.
+    /// If the record takes the last name of an inode: a process has it open, so that it stays without a name.
     pub keep_open: bool,
     /// Room was promised for it: it may take from the reserves.
     pub promised: bool,
@@ -78,7 +79,7 @@ impl Applying<'_> {
 pub(crate) enum Need {
     /// Not at all, nor into what is promised.
     Growing,
-    /// Not at all: what the daemon notes of its own.
+    /// Not at all: items that the daemon itself notes.
     Noting,
     /// Room was promised for it: up to what giving back needs.
     Promised,
@@ -92,7 +93,7 @@ const SHRINKING_PATHS: u32 = 16;
 /// Blocks that were written in part, of gathered writes: no more are held in memory.
 const PAGES_MAX: usize = 4096;
 
-/// What a record did.
+/// The effect of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
     /// It is in the tree.
@@ -105,10 +106,10 @@ pub enum Applied {
     Removed(InodeNumber),
 }
 
-/// What a commit did.
+/// The effects of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The commit: what it freed is allocated again after [`Area::release`] of it.
+    /// The commit: blocks that it freed are allocated again after [`Area::release`] of it.
     pub commit: CommitNumber,
     /// Inodes of which blocks were freed: their generations are raised before the release.
     pub freed_of: Vec<InodeNumber>,
@@ -129,7 +130,7 @@ pub(crate) struct Pending {
 
 /// Where a batch stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum BatchState {
     /// Between two records.
     Whole,
     /// A change was begun; if it fails, the batch is broken.
@@ -166,8 +167,8 @@ pub struct Batch<'a> {
     /// Damaged blocks of files that were to be kept in part, and whether they are damaged still.
     pub(crate) damaged: BTreeMap<(InodeNumber, u64), bool>,
     pub(crate) data_blocks: u64,
-    pub(crate) made: Made,
-    state: State,
+    pub(crate) made: CommitStamp,
+    state: BatchState,
 }
 
 impl Area {
@@ -182,7 +183,7 @@ impl Area {
         self.clear_torn_slot()?;
         let root = self.last.root;
         let tree = Tree::committed(root.node, root.height.get());
-        let made = Made { commit: root.commit.next(), time_ns: 0 };
+        let made = CommitStamp { commit: root.commit.next(), time_ns: 0 };
         let pages = std::mem::take(&mut self.pages);
         Ok(Batch {
             area: self,
@@ -201,7 +202,7 @@ impl Area {
             damaged: BTreeMap::new(),
             data_blocks: 0,
             made,
-            state: State::Whole,
+            state: BatchState::Whole,
         })
     }
 }
@@ -294,7 +295,7 @@ impl Batch<'_> {
         &mut self,
         change: impl FnOnce(&mut Self) -> Result<T, AreaError>,
     ) -> Result<T, AreaError> {
-        if self.state != State::Whole {
+        if self.state != BatchState::Whole {
             return Err(AreaError::Poisoned);
         }
         if self.is_full() {
@@ -305,7 +306,7 @@ impl Batch<'_> {
 
     /// Nothing more is accepted: something that was taken cannot be done.
     pub(crate) fn give_up(&mut self) {
-        self.state = State::Broken;
+        self.state = BatchState::Broken;
     }
 
     /// The same of a change that may not be put off to the next batch.
@@ -313,13 +314,13 @@ impl Batch<'_> {
         &mut self,
         change: impl FnOnce(&mut Self) -> Result<T, AreaError>,
     ) -> Result<T, AreaError> {
-        if self.state != State::Whole {
+        if self.state != BatchState::Whole {
             return Err(AreaError::Poisoned);
         }
         let result = change(self);
         self.state = match (&result, self.state) {
-            (Err(_), State::Changing) => State::Broken,
-            _ => State::Whole,
+            (Err(_), BatchState::Changing) => BatchState::Broken,
+            _ => BatchState::Whole,
         };
         result
     }
@@ -343,7 +344,7 @@ impl Batch<'_> {
             let nothing_changed = self.tree.changed() == 0;
             return Err(if nothing_changed { AreaError::NoSpace } else { AreaError::BatchFull });
         }
-        self.state = State::Changing;
+        self.state = BatchState::Changing;
         Ok(())
     }
 
@@ -406,14 +407,14 @@ impl Batch<'_> {
     pub fn commit(mut self, version: Sequence) -> Result<Committed, AreaError> {
         self.sync_writes()?;
         self.end_stock();
-        if self.state != State::Whole {
+        if self.state != BatchState::Whole {
             return Err(AreaError::Poisoned);
         }
         if version < self.area.last.root.node.version {
             return Err(AreaError::Version);
         }
         if self.tree.is_committed_as(&self.area.last.root.node) && self.root == self.area.last.root {
-            self.state = State::Committed;
+            self.state = BatchState::Committed;
             let commit = self.root.commit;
             return Ok(Committed {
                 commit,
@@ -444,7 +445,7 @@ impl Batch<'_> {
         let (store, segments) = (store.clone(), self.area.space.files(segments));
         self.area.last = Snapshot::of_root(store, self.root, segments);
         self.area.poisoned = false;
-        self.state = State::Committed;
+        self.state = BatchState::Committed;
         let freed_of = std::mem::take(&mut self.freed_of).into_iter().collect();
         let damaged = self.damaged.iter().filter(|(_, is_damaged)| **is_damaged).map(|(block, _)| *block);
         let (damaged, data_blocks) = (damaged.collect(), self.data_blocks);
@@ -493,7 +494,7 @@ impl Drop for Batch<'_> {
         // Their memory is used again.
         self.pages.clear();
         self.area.pages = std::mem::take(&mut self.pages);
-        if self.state == State::Committed || self.area.poisoned {
+        if self.state == BatchState::Committed || self.area.poisoned {
             return;
         }
         self.end_stock();

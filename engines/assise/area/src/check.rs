@@ -22,14 +22,14 @@ use zerocopy::FromBytes;
 /// Findings that are kept as sentences; more are only counted.
 const FINDINGS_MAX: usize = 1000;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What is wrong, a sentence each; at most 1,000.
+    /// Defects, a sentence each; at most 1,000.
     pub findings: Vec<String>,
     /// Findings beyond those.
     pub findings_more: u64,
-    /// What is worth knowing and not wrong: the traces of a crash.
+    /// Observations that are not defects: the traces of a crash.
     pub notes: Vec<String>,
     /// The commit that was checked.
     pub commit: CommitNumber,
@@ -302,7 +302,7 @@ impl<'a> Checker<'a> {
 fn compare_map(map: &BlockAllocator, reached: &[bool], what: &str, report: &mut Report) {
     for (number, reached) in (0..).zip(reached) {
         match (map.is_used(Block::new(number)), *reached) {
-            (true, false) => report.find(format!("{what}: block {number} is taken and nobody's")),
+            (true, false) => report.find(format!("{what}: block {number} is taken and has no owner")),
             (false, true) => report.find(format!("{what}: block {number} is in use and free in the map")),
             _ => {}
         }
@@ -364,7 +364,7 @@ mod tests {
         (Key::new(1, ItemKind::Entry, cookie), [item.as_bytes(), name].concat())
     }
 
-    /// A pool with the file 2 in the root, changed by `damage` as no record would; what the check says of it.
+    /// The findings of the check for a pool with the file 2 in the root, changed by `damage` as no record would.
     fn findings_after(damage: impl FnOnce(&mut Batch<'_>) -> Result<(), AreaError>) -> String {
         let recorder = Recorder::new();
         let medium = recorder.medium();
@@ -456,7 +456,7 @@ mod tests {
                 };
                 batch.put(Key::new(0, ItemKind::Segment, 9), item.as_bytes())
             }),
-            ("is taken and nobody's", |batch| {
+            ("is taken and has no owner", |batch| {
                 let _leaked = batch.area.node_map.allocate(1, None, pmem::alloc::Fit::Lowest);
                 put_item(batch, 2, |_| ())
             }),

@@ -6,7 +6,7 @@
 use crate::AreaError;
 use crate::Refused;
 use crate::batch::{Applied, Applying, Batch, Need};
-use crate::extents::{How, Place, at_index};
+use crate::extents::{BlockPlacement, How, at_index};
 use crate::view::FILE_BLOCKS_MAX;
 use format::node::InodeItem;
 use format::record::{FILE_BYTES_MAX, FileType};
@@ -108,7 +108,7 @@ impl Batch<'_> {
         inode: InodeNumber,
         offset: u64,
         bytes: &[u8],
-        places: &[Place],
+        places: &[BlockPlacement],
         mut edges: Edges,
     ) -> Result<i64, AreaError> {
         let mut grown = 0;
@@ -173,8 +173,8 @@ impl Batch<'_> {
         self.put_changed(inode, item, grown, applying)
     }
 
-    /// Prepares to set ranges of bytes, each within a block of its own, to zero, and begins the change. What gives
-    /// room back may take from the reserve for the copies of these blocks.
+    /// Prepares to set ranges of bytes, each within a block of its own, to zero, and begins the change. A change that
+    /// frees blocks may take from the reserve for the copies of these blocks.
     fn begin_zeroing(
         &mut self,
         inode: InodeNumber,
@@ -276,7 +276,7 @@ impl Batch<'_> {
 /// Bytes within one block that become zeros: the places for the block, and what it held.
 struct Zeroing {
     range: Range<u64>,
-    places: Vec<Place>,
+    places: Vec<BlockPlacement>,
     old: Box<[u8; BLOCK_BYTES]>,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong in the shared area, as values.
+//! The errors of the shared area, as values.
 
 use format::node::Key;
 use format::{Block, CommitNumber, DecodeError, InodeNumber, SegmentId};
@@ -17,7 +17,7 @@ pub enum AreaError {
     Geometry(&'static str),
     /// The first block of a pool file is none: which file, and why.
     Superblock(String, DecodeError),
-    /// Neither root slot holds a root; what is wrong with each of them.
+    /// Neither root slot holds a root; the defect of each of them.
     Roots(DecodeError, DecodeError),
     /// A page of an allocation map is damaged; which file.
     Map(String),
@@ -36,11 +36,11 @@ pub enum AreaError {
         /// The block of the segment.
         block: Block,
     },
-    /// No room; what must leave the system's reserve alone stops here.
+    /// There is no space; a change that must leave the system's reserve alone stops here.
     NoSpace,
     /// The batch holds as much as it may: commit it, release what the commit freed, and begin another one.
     BatchFull,
-    /// What was gathered does not fit: the batch is dropped, and made again with less.
+    /// The gathered changes do not fit: the batch is dropped, and made again with fewer.
     Overfull,
     /// The ledger's entry that a batch executes lies before one that was executed.
     Version,
@@ -50,7 +50,7 @@ pub enum AreaError {
     Poisoned,
     /// The record contradicts the tree. Nothing was changed.
     Refused(Refused),
-    /// What came of another node's tree is no such tree; why.
+    /// The data of another node's tree is invalid; the reason.
     Import(&'static str),
 }
 
@@ -61,9 +61,9 @@ pub enum Refused {
     NoInode(InodeNumber),
     /// The number of a new inode is in use.
     InodeInUse,
-    /// What should be a directory is none.
+    /// The inode should be a directory and is none.
     NotDirectory,
-    /// What should not be a directory is one.
+    /// The inode should not be a directory and is one.
     IsDirectory,
     /// The operation is not for this type of inode.
     WrongType,

@@ -1,7 +1,8 @@
 //! Reading a tree to copy it to another node: ranges of keys, the items in them, and blocks as they stand.
 //!
-//! Guarantees: what a range names as its own, by keys and by blocks of files, no other range of the same tree names. The
-//! ranges that changed from an entry of the ledger on hold every key whose item is another than in any commit before that entry.
+//! Guarantees: a range owns keys and blocks of files, and no other range of the same tree owns the same. The ranges
+//! that changed from an entry of the ledger on contain every key whose item differs from the one in any commit before
+//! that entry.
 
 use crate::AreaError;
 use crate::node::KEY_MIN;

@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 /// Blocks of a file with the place where their new contents go.
-pub(crate) struct Place {
+pub(crate) struct BlockPlacement {
     /// First block of the file.
     pub first: u64,
     /// Where they go.
@@ -23,7 +23,7 @@ pub(crate) struct Place {
     pub how: How,
 }
 
-/// What stood there before.
+/// The state of the blocks before.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     /// The blocks were just allocated.
@@ -34,7 +34,7 @@ pub(crate) enum How {
     Again,
 }
 
-impl Place {
+impl BlockPlacement {
     /// The blocks of the file.
     pub fn range(&self) -> Range<u64> {
         self.first..self.first + u64::from(self.run.blocks)
@@ -59,7 +59,7 @@ impl Batch<'_> {
         range: Range<u64>,
         owner: u32,
         need: Need,
-    ) -> Result<Vec<Place>, AreaError> {
+    ) -> Result<Vec<BlockPlacement>, AreaError> {
         let mut places = Vec::new();
         let mut missing: Vec<Range<u64>> = Vec::new();
         let mut at = range.start;
@@ -83,7 +83,13 @@ impl Batch<'_> {
     }
 
     /// Sorts the blocks of an extent by whether they can be written where they lie.
-    fn split_part(&self, part: &Extent, owner: u32, places: &mut Vec<Place>, missing: &mut Vec<Range<u64>>) {
+    fn split_part(
+        &self,
+        part: &Extent,
+        owner: u32,
+        places: &mut Vec<BlockPlacement>,
+        missing: &mut Vec<Range<u64>>,
+    ) {
         let whole = Run { segment: part.segment, block: part.block, blocks: part.blocks };
         let same_key = self.area.space.owner(part.segment) == Some(owner);
         let parts = match &part.checksums {
@@ -94,7 +100,7 @@ impl Batch<'_> {
         for (run, may) in parts {
             let first = part.first + u64::from(run.block.get() - part.block.get());
             if may && same_key {
-                places.push(Place { first, run, how });
+                places.push(BlockPlacement { first, run, how });
             } else {
                 note_missing(missing, first..first + u64::from(run.blocks));
             }
@@ -114,8 +120,8 @@ impl Batch<'_> {
         parts
     }
 
-    /// Refuses what would eat into the reserve of data blocks. What the batch itself has freed can be taken after
-    /// its release.
+    /// Refuses a change that would use the reserve of data blocks. Blocks that the batch itself has freed can be taken
+    /// after its release.
     pub(crate) fn check_room(&mut self, wanted: u64, owner: u32, need: Need) -> Result<(), AreaError> {
         if wanted == 0 {
             return Ok(());
@@ -138,21 +144,21 @@ impl Batch<'_> {
         &mut self,
         range: Range<u64>,
         owner: u32,
-        places: &mut Vec<Place>,
+        places: &mut Vec<BlockPlacement>,
     ) -> Result<(), AreaError> {
         let mut first = range.start;
         while first < range.end {
             let blocks_max = u32::try_from(range.end - first).unwrap_or(u32::MAX);
             let run = self.area.space.allocate(owner, blocks_max, Fit::Run, self.made)?;
             self.allocated.add(run);
-            places.push(Place { first, run, how: How::New });
+            places.push(BlockPlacement { first, run, how: How::New });
             first += u64::from(run.blocks);
         }
         Ok(())
     }
 
     /// Gives back what was allocated for a change that does not happen.
-    pub(crate) fn give_back(&mut self, places: &[Place]) {
+    pub(crate) fn give_back(&mut self, places: &[BlockPlacement]) {
         for place in places.iter().filter(|place| place.how == How::New) {
             self.allocated.remove(place.run);
             self.area.space.recycle(place.run);
@@ -160,7 +166,7 @@ impl Batch<'_> {
     }
 
     /// Checks that there are nodes for new contents at these places, near each other; on an error they are given back.
-    pub(crate) fn begin_places(&mut self, places: &[Place], need: Need) -> Result<(), AreaError> {
+    pub(crate) fn begin_places(&mut self, places: &[BlockPlacement], need: Need) -> Result<(), AreaError> {
         let blocks: u64 = places.iter().map(|place| u64::from(place.run.blocks)).sum();
         let extents = blocks.div_ceil(u64::from(EXTENT_BLOCKS_MAX)) + 2 * places.len() as u64;
         let begun = self.begin_extents(extents, 1, need);
@@ -181,7 +187,7 @@ impl Batch<'_> {
     pub(crate) fn install(
         &mut self,
         inode: InodeNumber,
-        place: &Place,
+        place: &BlockPlacement,
         checksums: &[u32],
     ) -> Result<i64, AreaError> {
         let grown = match place.how {
@@ -210,7 +216,11 @@ impl Batch<'_> {
     }
 
     /// Makes blocks that were allocated, and are not written, part of a file where it has a hole.
-    pub(crate) fn install_unwritten(&mut self, inode: InodeNumber, place: &Place) -> Result<(), AreaError> {
+    pub(crate) fn install_unwritten(
+        &mut self,
+        inode: InodeNumber,
+        place: &BlockPlacement,
+    ) -> Result<(), AreaError> {
         self.add_extent(inode, place, None)
     }
 
@@ -218,7 +228,7 @@ impl Batch<'_> {
     fn add_extent(
         &mut self,
         inode: InodeNumber,
-        place: &Place,
+        place: &BlockPlacement,
         checksums: Option<&[u32]>,
     ) -> Result<(), AreaError> {
         let run = place.run;
@@ -368,8 +378,8 @@ impl Batch<'_> {
         }
     }
 
-    /// The contents of a block of a file as the batch has left it; `None` if it reads as zeros. A damaged one is given as it
-    /// is, and noted: what is made of it is written as damaged.
+    /// The contents of a block of a file as the batch has left it; `None` if it reads as zeros. A damaged one is given
+    /// as it is, and noted: a block that is made of it is written as damaged.
     pub(crate) fn load_block(
         &mut self,
         inode: InodeNumber,
@@ -433,8 +443,8 @@ impl Batch<'_> {
     }
 }
 
-/// Writes a block that was made of an older one; gives its checksum. What is left of a damaged block may be anything: the
-/// block gets a checksum that no reader finds.
+/// Writes a block that was made of an older one; gives its checksum. The rest of a damaged block may be anything: the
+/// block gets a checksum that matches no contents.
 pub(crate) fn write_page(
     space: &mut Space,
     (segment, block): (SegmentId, Block),

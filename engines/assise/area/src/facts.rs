@@ -1,4 +1,4 @@
-//! What a check has learned of the inodes of a tree, and whether it fits together.
+//! The facts that a check has learned of the inodes of a tree, and whether they fit together.
 
 use crate::AreaError;
 use crate::check::Report;
@@ -19,7 +19,7 @@ pub(crate) struct Found {
     pub checksums: Vec<u32>,
 }
 
-/// What is known of an inode.
+/// The facts about an inode.
 #[derive(Default)]
 pub(crate) struct InodeFacts {
     item: Option<InodeItem>,
@@ -207,13 +207,13 @@ impl Facts {
                     find(format!("{} links and {} names", item.links, facts.names));
                 }
                 if facts.entries > 0 {
-                    find("entries in what is no directory".to_owned());
+                    find("entries in an inode that is no directory".to_owned());
                 }
             }
         }
         let size = item.size.get();
         match file_type {
-            // What is half reaped has lost its length first.
+            // An inode that is half reaped has lost its length first.
             FileType::Regular if facts.written_end > size.div_ceil(BLOCK_BYTES as u64) && !orphan => {
                 find(format!("written blocks behind the end at {size}"));
             }
@@ -221,7 +221,7 @@ impl Facts {
             FileType::Symlink if facts.target_bytes != size && !orphan => {
                 find(format!("it says {size} bytes of a target and has {}", facts.target_bytes));
             }
-            _ if facts.end > 0 => find("contents in what is no file".to_owned()),
+            _ if facts.end > 0 => find("contents in an inode that is no file".to_owned()),
             _ => {}
         }
     }

@@ -29,7 +29,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// A longer write is not gathered: it is one extent by itself.
 const BLOCKS_MAX: u64 = 16;
 
-/// Blocks that are so far apart are looked up one by one: what lies between is read for nothing.
+/// Blocks that are so far apart are looked up one by one: the extents between them would be read in vain.
 const GAP_BLOCKS: u64 = 32;
 
 /// Blocks of a file whose extents are held in memory at once, about.
@@ -59,7 +59,7 @@ struct NewBlock {
     content: Content,
 }
 
-/// What is known of a new block's contents.
+/// The known contents of a new block.
 #[derive(Clone, Copy)]
 enum Content {
     /// Which of the batch's pages.
@@ -83,7 +83,7 @@ impl NewBlocks {
         }
     }
 
-    /// The block of this number; what `make` gives if there is none yet.
+    /// The block with this number; made by `make` if there is none yet.
     fn entry(&mut self, number: u64, make: impl FnOnce() -> NewBlock) -> &mut NewBlock {
         let last = self.blocks.len().wrapping_sub(1);
         let place = match self.blocks.last() {

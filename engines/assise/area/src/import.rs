@@ -4,16 +4,16 @@
 //! earlier ones brought. All of it goes to nodes and blocks that the last commit does not name. One commit at the end makes it the
 //! pool's tree, and frees what the pool held before.
 //!
-//! Guarantees: until that commit the pool is what it was, and an import that is given up leaves no trace but files of segments
-//! that no tree names. The commit is made only of a tree that is as large as its sender says, with all its data. What is in
-//! the tree has the form that its readers rely on; a message that would bring anything else is refused.
+//! Guarantees: until that commit the pool stays as it was, and an import that is given up leaves no trace but files of
+//! segments that no tree names. The commit is made only of a tree that is as large as its sender says, with all its
+//! data. All items of the tree have the form on which its readers rely; a message with any other item is refused.
 
 use crate::AreaError;
 use crate::area::Area;
 use crate::export::KeyRange;
 use crate::layout;
 use crate::snapshot::Snapshot;
-use crate::space::{Made, Run};
+use crate::space::{CommitStamp, Run};
 use crate::store::NodeStore;
 use crate::stored::{Contents, StoredExtent};
 use crate::table::LedgerPlace;
@@ -44,14 +44,14 @@ struct Awaited {
 pub struct Import {
     area: Area,
     tree: Tree,
-    made: Made,
+    made: CommitStamp,
     version: Sequence,
     inodes: u64,
     data_blocks: u64,
     /// The range that is being brought, and its last key that came.
     range: Option<(KeyRange, Option<Key>)>,
     awaited: VecDeque<Awaited>,
-    /// What the commit frees: the nodes and the data of the tree that was there.
+    /// The nodes and blocks that the commit frees: those of the tree that was there.
     old_nodes: Vec<Block>,
     old_data: Vec<Run>,
 }
@@ -62,7 +62,7 @@ fn refused<T>(why: &'static str) -> Result<T, AreaError> {
 }
 
 impl Import {
-    /// Begins with nothing. Nobody else may use the area.
+    /// Begins with nothing. The import alone uses the area.
     ///
     /// # Errors
     /// `Poisoned`; `Node`, `Item`, `Medium` of the tree that is there.
@@ -78,7 +78,7 @@ impl Import {
         let (mut old_nodes, mut old_data) = (Vec::new(), Vec::new());
         collect(&area.last.store, &root.node, level, &mut old_nodes, &mut old_data)?;
         Ok(Self {
-            made: Made { commit: root.commit.next(), time_ns: 0 },
+            made: CommitStamp { commit: root.commit.next(), time_ns: 0 },
             area,
             tree: Tree::empty(),
             version: Sequence::new(0),
@@ -91,10 +91,10 @@ impl Import {
         })
     }
 
-    /// What comes from now on is of a tree that this entry of the ledger changed last.
+    /// The following ranges are of a tree that this entry of the ledger changed last.
     ///
     /// # Errors
-    /// `Import`: it is older than what came.
+    /// `Import`: it is older than that of the ranges before.
     pub fn begin_round(&mut self, version: Sequence) -> Result<(), AreaError> {
         self.end_range()?;
         if version < self.version {
@@ -116,7 +116,7 @@ impl Import {
         Ok(())
     }
 
-    /// A range is brought from now on: what came of it before goes.
+    /// Begins a range: data of it that an earlier round brought is removed.
     ///
     /// # Errors
     /// `Import`: the range before is not whole. `NoSpace`, `Node`, `Medium`.
@@ -255,7 +255,7 @@ impl Import {
         let Some(awaited) = self.awaited.front_mut() else { return refused("a block of nothing") };
         let expected = awaited.checksums[awaited.came as usize];
         if (checksum::of(Salt::NONE, bytes) != expected) != damaged {
-            return refused("a block that is not what its checksum says");
+            return refused("a block that differs from its checksum");
         }
         let (segment, block) = (awaited.run.segment, Block::new(awaited.run.block.get() + awaited.came));
         awaited.came += 1;

@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 /// Items that are read at once.
 const ITEMS_AT_ONCE: usize = 256;
 
-/// What the pool is and how far it is, in one line.
+/// The pool and its progress, in one line.
 pub fn headline(area: &Area) -> String {
     let root = &area.last.root;
     // Not of the capacity, which is a setting of the daemon and nothing that the pool says.

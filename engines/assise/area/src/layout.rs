@@ -78,7 +78,7 @@ pub(crate) fn of_superblock(superblock: &Superblock, file_bytes: u64) -> Result<
     Ok(layout)
 }
 
-/// What the two root slots hold.
+/// Reads the two root slots.
 pub(crate) fn read_roots(
     region: &Region,
     pool: PoolUid,

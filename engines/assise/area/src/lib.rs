@@ -5,11 +5,11 @@
 //! lies in the pool's file `tree`; data lies in `segment-N` files, kept by owner. A batch of changes becomes real by
 //! one atomic root commit, at which every change of the batch is there or none.
 //!
-//! Guarantees: after a crash at any point the area is at its last synced commit. What a commit freed is not written
-//! again before [`Area::release`]. Every node and every data block is checked against the checksum in the pointer to
-//! it; what does not fit is an error value that says where. A record that contradicts the tree is refused with a
-//! value and changes nothing: its writer is not trusted. Who may write a record, and in which order the records of
-//! several logs count, is not decided here.
+//! Guarantees: after a crash at any point the area is at its last synced commit. Blocks that a commit freed are not
+//! written again before [`Area::release`]. Every node and every data block is checked against the checksum in the
+//! pointer to it; a mismatch is an error value that says where. A record that contradicts the tree is refused with a
+//! value and changes nothing: its writer is not trusted. Which users may write a record, and in which order the records
+//! of several logs count, is not decided here.
 //!
 //! There are no locks but the node cache's. A [`Batch`] has the [`Area`] for itself; readers beside it have a
 //! [`Snapshot`] of the last commit.

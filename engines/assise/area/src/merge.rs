@@ -1,12 +1,12 @@
 //! New blocks of a file merged with the extents that are in the tree: those that lie near each other are brought there at
 //! once, so that old extents are read once, in order, and new ones stored leaf by leaf.
 //!
-//! Where that takes less of a leaf, written blocks that follow each other in the file and lie apart become a block list,
-//! of at most [`LISTED_BLOCKS_MAX`] blocks from a multiple of that number to the next one; what is overwritten in a list
-//! is replaced where it stands. A list becomes extents again where these take less than half of it.
+//! Where that takes less of a leaf, written blocks that follow each other in the file and lie apart become a block
+//! list, of at most [`LISTED_BLOCKS_MAX`] blocks from a multiple of that number to the next one; blocks of a list that
+//! are overwritten are replaced in the list. A list becomes extents again where these take less than half of it.
 //!
-//! Guarantees: what stands in the tree says of each block what single changes, one block after the other, would leave; an
-//! extent that does not change is not stored again.
+//! Guarantees: the tree describes each block as if the changes had been made one by one; an extent that does not change
+//! is not stored again.
 
 use crate::AreaError;
 use crate::batch::{Batch, Need};
@@ -49,7 +49,7 @@ struct Piece {
     changed: bool,
 }
 
-/// What is known of the blocks of a piece, and where that stands in the list of pieces.
+/// The known state of the blocks of a piece, and its index in the list of pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum About {
     /// They were allocated and never written.

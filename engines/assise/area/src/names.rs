@@ -14,7 +14,7 @@ use format::{Cookie, InodeNumber, Name};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U32, U64};
 
-/// Names of one inode, at most: what a signed 32-bit counter shows.
+/// Names of one inode, at most: the largest number that a signed 32-bit counter shows.
 const LINKS_MAX: u32 = i32::MAX as u32;
 
 /// A name with its place.
@@ -221,7 +221,7 @@ impl Batch<'_> {
             self.check_free(parent, &parent_item, named)?;
         }
         if item.links.get() == 0 {
-            // What has lost its last name may be half reaped: it never comes back.
+            // An inode that has lost its last name may be half reaped: it never comes back.
             return Err(Refused::NoEntry.into());
         }
         relink(&mut item, 1)?;

@@ -1,8 +1,9 @@
-//! A commit that is kept while others follow: what they free is not used again, so that whoever reads the tree of that commit, as
-//! long as it takes, finds it whole.
+//! A commit that is kept while others follow: the blocks that they free are not used again, so that a reader of that
+//! commit's tree finds it whole, however long it takes.
 //!
-//! What a pin keeps is missing to everybody else, so it gives way: when little is free it is lost, before anything that it kept
-//! is used again. Its holder asks after each read, before it relies on what it read.
+//! Blocks that a pin keeps are not available to other users of the area, so the pin gives way: when little is free it
+//! is lost, before any block that it kept is used again. Its holder checks after each read whether it still has the
+//! pin, before it relies on the data.
 
 use crate::area::Area;
 use crate::snapshot::Snapshot;
@@ -15,10 +16,10 @@ pub const FREE_PART: u64 = 16;
 
 /// A commit that is kept until this is dropped, or lost.
 #[derive(Debug)]
-pub struct Pin(Arc<State>);
+pub struct Pin(Arc<PinState>);
 
 #[derive(Debug)]
-struct State {
+struct PinState {
     commit: CommitNumber,
     lost: AtomicBool,
 }
@@ -26,19 +27,19 @@ struct State {
 impl Pin {
     /// Whether all that was read until now is of the commit.
     pub fn is_held(&self) -> bool {
-        // Acquire: what is written to blocks that were given up is written after this says so.
+        // Acquire: blocks that were given up are written only after this flag is set.
         !self.0.lost.load(Ordering::Acquire)
     }
 }
 
 /// All pins of an area.
 #[derive(Default)]
-pub(crate) struct Pins(Vec<Arc<State>>);
+pub(crate) struct Pins(Vec<Arc<PinState>>);
 
 impl Area {
     /// The last commit, to be read while others follow.
     pub fn pin(&mut self) -> (Snapshot, Pin) {
-        let pin = Arc::new(State { commit: self.last.commit(), lost: AtomicBool::new(false) });
+        let pin = Arc::new(PinState { commit: self.last.commit(), lost: AtomicBool::new(false) });
         self.pins.0.push(pin.clone());
         (self.snapshot(), Pin(pin))
     }

@@ -87,8 +87,7 @@ impl Snapshot {
         self.view().entries(directory, from, entries_max)
     }
 
-    /// Up to `extents_max` extents that cover any of these blocks of a file, in order. What lies between them
-    /// is a hole.
+    /// Up to `extents_max` extents that cover any of these blocks of a file, in order. A gap between them is a hole.
     ///
     /// # Errors
     /// As [`Snapshot::inode`].

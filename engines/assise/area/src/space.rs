@@ -4,9 +4,9 @@
 //! that user and nobody else, and a block is reused only within its key. The key [`OWNER_DAEMON`] is nobody's: its
 //! segments are never mapped, so they also take what finds no room elsewhere.
 //!
-//! Blocks in segments of a user that hold something are that user's own; all others are *shared*: what lies in no segment
-//! yet, empty segments, and the daemon's. Any file can have any of those, at worst in a segment of the daemon's. A
-//! segment becomes a user's own only if the shared blocks that are kept stay shared: so many have been promised.
+//! Blocks in segments of a user that hold something are that user's own; all others are *shared*: blocks in no segment
+//! yet, in empty segments, and in the daemon's. Any file can have any of those, at worst in a segment of the daemon's.
+//! A segment becomes a user's own only if the shared blocks that are kept stay shared: so many are reserved.
 //!
 //! A segment comes to be in two steps: its file is made, then a commit names it in the tree, and syncs it before.
 //! When all capacity is given to segments and one of another key is empty, it goes the other way: a commit names it
@@ -46,7 +46,7 @@ pub struct FreeBlocks {
 
 /// When something is made: the commit that will name it, and the time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Made {
+pub(crate) struct CommitStamp {
     pub commit: CommitNumber,
     pub time_ns: u64,
 }
@@ -65,8 +65,8 @@ pub(crate) struct Segment {
     cursor: Option<Block>,
     /// Writes to the file that are known to be synced.
     synced_writes: u64,
-    /// Blocks that were written and are not noted as verified yet: an atomic change of a bit waits until what was stored
-    /// before it has left the processor.
+    /// Blocks that were written and are not noted as verified yet: an atomic change of a bit waits until the stores
+    /// before it have left the processor.
     unnoted: Vec<(Block, u32)>,
     /// Blocks that were written as damaged since these are kept.
     damaged: Vec<Block>,
@@ -85,7 +85,7 @@ pub(crate) struct Space {
     kept: u64,
     /// Blocks that were taken since without a promise.
     unpromised: u64,
-    /// The next one: a number is never used again, because whoever has mapped a segment knows it by its number.
+    /// The next one: a number is never used again, because a process that has mapped a segment knows it by its number.
     next: SegmentId,
     /// Empty segments that the running batch takes out of the pool.
     retiring: BTreeMap<SegmentId, Segment>,
@@ -230,8 +230,8 @@ impl Space {
         (self.kept, self.unpromised) = (blocks, 0);
     }
 
-    /// Takes blocks, of whomever, for what comes without a promise; false if those might be promised. A user's own ones, too,
-    /// may back a promise, so as many shared ones have to be there.
+    /// Takes blocks of any owner for records without a reservation; false if those might be reserved. A user's own
+    /// blocks, too, may back a reservation, so as many shared ones have to be there.
     pub fn take_unpromised(&mut self, blocks: u64) -> bool {
         if self.kept == 0 {
             return true;
@@ -326,7 +326,13 @@ impl Space {
     }
 
     /// Takes a run of at most `blocks_max` blocks for a file with this key.
-    pub fn allocate(&mut self, owner: u32, blocks_max: u32, fit: Fit, made: Made) -> Result<Run, AreaError> {
+    pub fn allocate(
+        &mut self,
+        owner: u32,
+        blocks_max: u32,
+        fit: Fit,
+        made: CommitStamp,
+    ) -> Result<Run, AreaError> {
         let wanted = (blocks_max, fit);
         if owner != OWNER_DAEMON {
             if let Some(run) = self.allocate_within(owner, wanted, |segment| !segment.is_empty()) {
@@ -350,12 +356,12 @@ impl Space {
         self.allocate_within(OWNER_DAEMON, wanted, |_| true).ok_or(AreaError::NoSpace)
     }
 
-    /// Takes a run of a segment that becomes a user's own; none if what is shared has to stay so.
+    /// Takes a run of a segment that becomes a user's own; none if the shared blocks have to stay so.
     fn allocate_as_own(
         &mut self,
         owner: u32,
         wanted: (u32, Fit),
-        made: Made,
+        made: CommitStamp,
     ) -> Result<Option<Run>, AreaError> {
         let Some(spare) = self.shared().checked_sub(self.kept) else { return Ok(None) };
         let fits = |segment: &Segment| u64::from(segment.blocks) <= spare;
@@ -415,7 +421,7 @@ impl Space {
         self.get_mut(run.segment).allocator.free(run.block, run.blocks);
     }
 
-    /// Ends a batch: what it recycled and did not take again is freed.
+    /// Ends a batch: blocks that it recycled and did not take again are freed.
     pub fn free_recycled(&mut self) {
         for segment in self.segments.values_mut() {
             for run in std::mem::take(&mut segment.recycled) {
@@ -431,7 +437,7 @@ impl Space {
     }
 
     /// Makes a segment for files with this key. It is part of the pool once a commit names it.
-    fn create(&mut self, owner: u32, made: Made) -> Result<(), AreaError> {
+    fn create(&mut self, owner: u32, made: CommitStamp) -> Result<(), AreaError> {
         let blocks = u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(self.segment_blocks);
         for id in std::mem::take(&mut self.leftover) {
             self.remove_file(id)?;
@@ -511,13 +517,13 @@ impl Space {
         }
     }
 
-    /// What the commits up to this one freed can be allocated again; the files of segments that they took out of the
-    /// pool go.
+    /// Allows blocks that the commits up to this one freed to be allocated again; removes the files of segments that
+    /// they took out of the pool.
     pub fn release(&mut self, commit: CommitNumber) -> Result<(), AreaError> {
         for segment in self.segments.values_mut() {
             if let Some(commit) = map_commit(segment.base, commit) {
                 segment.allocator.release(commit);
-                // What comes next goes to what was freed: its memory was written before.
+                // The next allocations use the freed blocks, whose memory was written before.
                 segment.cursor = None;
             }
         }

@@ -1,5 +1,5 @@
-//! What the tree holds of the ledger: how far it is contained, the logs that live with their groups and grants, and the
-//! lives of the chain. The area keeps these items for SharedFS, which alone knows what they mean.
+//! The ledger's items in the tree: the entry up to which it is contained, the live logs with their groups and grants,
+//! and the lives of the chain. The area keeps these items for SharedFS, which alone knows their meaning.
 
 use crate::AreaError;
 use crate::batch::{Batch, Need};

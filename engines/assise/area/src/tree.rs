@@ -17,8 +17,8 @@ use std::iter::Peekable;
 use std::ops::ControlFlow;
 use zerocopy::IntoBytes;
 
-/// Version of a pointer to a clean node that took over the range of a neighbour in this batch: the commit puts its own in
-/// its place. So nobody who looks for what changed passes by the range that became empty.
+/// Version of a pointer to a clean node that took over the range of a neighbour in this batch: the commit puts its own
+/// in its place. So a search for changes does not pass by the range that became empty.
 const OF_THIS_COMMIT: Sequence = Sequence::new(u64::MAX);
 
 /// A tree: committed if its root is clean, else under change.
@@ -32,7 +32,7 @@ pub(crate) struct Tree {
     changed: u32,
 }
 
-/// What a commit made of a tree.
+/// The effects of a commit on a tree.
 pub(crate) struct Written {
     /// The root node.
     pub root: NodePointer,

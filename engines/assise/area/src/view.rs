@@ -19,7 +19,7 @@ pub type Item = (Key, Box<[u8]>);
 pub struct Entry {
     /// Its place in the order of the directory.
     pub cookie: Cookie,
-    /// What it stands for.
+    /// The inode of the entry.
     pub inode: InodeNumber,
     /// The type of that.
     pub file_type: FileType,
@@ -76,7 +76,7 @@ impl Extent {
 /// Blocks of the largest file.
 pub(crate) const FILE_BLOCKS_MAX: u64 = format::record::FILE_BYTES_MAX.div_ceil(format::BLOCK_BYTES as u64);
 
-/// What is shown each item of a scan: goes on, breaks or fails.
+/// Called for each item of a scan: goes on, breaks or fails.
 pub(crate) type Visit<'a> = dyn FnMut(&Key, &[u8]) -> Result<ControlFlow<()>, AreaError> + 'a;
 
 /// A tree with the nodes that it is made of.

@@ -1,6 +1,6 @@
-//! Every case of the table, crashed at every moment under both models of a medium: what is recovered is the state
-//! before the batch or the one after it, and sound; what has returned is there. The batch is then applied again to
-//! what was recovered, and that is crashed too.
+//! Every case of the table, crashed at every moment under both models of a medium: the recovered state is that before
+//! the batch or that after it, and sound; a batch that has returned is there. The batch is then applied again to the
+//! recovered state, and that is crashed too.
 //!
 //! A slice of the images is made unless HEARTH_PROVE=1 asks for all within the driver's limits.
 
@@ -15,7 +15,7 @@ use pmem::recorded::{Recorder, Verb};
 use pmem::seen::JudgedImages;
 use support::cases::{self, Case};
 use support::{
-    State, commit, commit_in, findings, model, new_pool, pool, proving, state_of, text, tiny, write,
+    AreaState, commit, commit_in, findings, model, new_pool, pool, proving, state_of, text, tiny, write,
 };
 
 /// Nodes of the trees that are crashed.
@@ -37,8 +37,8 @@ fn limits_again() -> Limits {
 struct Crashed {
     /// The medium on which the batch was recorded.
     recorder: Recorder,
-    before: State,
-    after: State,
+    before: AreaState,
+    after: AreaState,
 }
 
 /// Runs a case, recording only its batch. `damage` may tell the recorder to leave something out.

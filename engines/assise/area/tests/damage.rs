@@ -1,5 +1,5 @@
-//! Damaged pools: whatever the bytes are, every read gives a value or an error, and the check says that something
-//! is wrong when something is; what an open says of what is no pool; a medium that fails.
+//! Damaged pools: whatever the bytes are, every read gives a value or an error, and the check finds every defect; the
+//! errors of opening files that are no pool; a medium that fails.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -256,7 +256,8 @@ fn damaged_data_is_named_and_never_returned() {
         other => panic!("{other:?}"),
     }
     assert_eq!(area.read(InodeNumber::new(10), 0, &mut bytes[..4096]).unwrap(), 4096);
-    // Who opened the pool since shows nobody a block that he has not compared; who wrote it knows what it held.
+    // A process that opened the pool since shows no block that it has not compared; the process that wrote it knows its
+    // contents.
     let extent = area.extents(InodeNumber::new(10), 0..1, 1).unwrap().remove(0);
     let verify = |area: &mut Area, from, mut blocks_max| {
         area.verify(InodeNumber::new(10), &extent, from, &mut blocks_max)
@@ -287,7 +288,7 @@ fn what_is_written_into_a_damaged_block_stays_damaged_until_all_of_it_is() {
         (&[write(10, 5000, 1, 10)], true),
         (&[write(10, 5000, 1, 10), write(10, 4096, 2, 1)], true),
         (&[write(10, 100, 1, 5000)], true),
-        // What it has from then on was written whole.
+        // The bytes that it has from then on were written whole.
         (&[write(10, 5000, 1, 10), write(10, 4096, 2, 4096)], false),
         (&[write(10, 4096, 2, 4096), write(10, 5000, 1, 10)], false),
         (&[write(10, 5000, 1, 10), truncate(10, 4096)], false),

@@ -11,7 +11,8 @@ use format::{Life, Sequence};
 use pmem::crash::{Model, Point};
 use pmem::{Medium, Recorder};
 use support::{
-    Draws, State, Step, cases, commit, file, findings, pool, proving, state_of, text, truncate, unlink, write,
+    AreaState, Draws, Step, cases, commit, file, findings, pool, proving, state_of, text, truncate, unlink,
+    write,
 };
 
 /// Nodes of the trees.
@@ -147,7 +148,7 @@ fn rounds(seed: u64) -> (usize, usize) {
     let area = pool(&one.medium(), NODES, head_limits());
     let mut head = Head { area, draws: Draws(seed), version: 1, sequence: 0, files: Vec::new(), made: 0 };
     (0..150).for_each(|_| head.change());
-    // What the joiner has of its own goes.
+    // The joiner's own files are removed.
     let mut own = pool(&two.medium(), NODES, joiner_limits());
     commit(&mut own, &cases::base(), 1).unwrap();
     let mut import = Import::begin(own).unwrap();
@@ -196,7 +197,7 @@ fn rounds(seed: u64) -> (usize, usize) {
     (left_alone, lists)
 }
 
-fn differs(ours: &State, theirs: &State) -> String {
+fn differs(ours: &AreaState, theirs: &AreaState) -> String {
     let wrong = |inode: &&u64| ours.get(inode) != theirs.get(inode);
     let inodes: Vec<&u64> = ours.keys().chain(theirs.keys()).filter(wrong).collect();
     format!("inodes {inodes:?}")
@@ -218,7 +219,7 @@ fn a_crash_leaves_what_was_there_or_all_that_came() {
     commit(&mut from, &[file(40, 1, "other"), write(40, 0, 7, 50_000), file(9_001, 1, "own")], 1).unwrap();
     commit(&mut from, &[write(9_001, 100, 4, 9_000)], 10).unwrap();
     let after = state_of(&from).unwrap();
-    let mut before = State::new();
+    let mut before = AreaState::new();
     for model in [Model::Lines, Model::Pages] {
         let mut workload = |recorder: &Recorder| {
             let mut own = pool(&recorder.medium(), 256, support::tiny());

@@ -1,5 +1,5 @@
-//! Files whose blocks lie apart: block lists are made, changed, cut and sent, and become extents again; what is read, and
-//! what an import makes of it, is what the naive model says.
+//! Files whose blocks lie apart: block lists are made, changed, cut and sent, and become extents again. Reads, before
+//! and after an import, equal those of the naive model.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -123,7 +123,7 @@ fn a_file_whose_blocks_lie_apart_agrees_with_the_model() {
     assert!(most.iter().filter(|most| **most > 1).count() > most.len() / 2, "{most:?}");
 }
 
-/// What a batch writes of the tree: 2048 blocks that lie apart take 23 full leaves as extents, and 7 as lists.
+/// The nodes that a batch writes: 2048 blocks that lie apart take 23 full leaves as extents, and 7 as lists.
 #[test]
 fn blocks_that_lie_apart_cost_few_nodes() {
     const LARGE: u32 = 2048;
@@ -150,8 +150,8 @@ fn blocks_that_lie_apart_cost_few_nodes() {
     assert!(area.version() >= Sequence::new(1));
 }
 
-/// Blocks that another user owned when they were written stay in segments that he maps. In a copy of the tree a list is
-/// filed under one key: nobody may map new blocks there because of old ones.
+/// Blocks that another user owned when they were written stay in segments that this user maps. In a copy of the tree a
+/// list is filed under one key: no user may map new blocks there because of old ones.
 #[test]
 fn a_list_of_two_owners_is_nobodys_to_map_in_a_copy() {
     let (recorder, other) = (Recorder::new(), Recorder::new());

@@ -9,8 +9,8 @@ use format::record::{FileType, SET_ALL};
 use pmem::recorded::Recorder;
 use support::model::Contradiction;
 use support::{
-    At, COLLIDING, COLLIDING_TOO, Draws, Op, State, Step, VERSION, at, cases, findings, model, pool, proving,
-    state_of, step, tiny,
+    AreaState, At, COLLIDING, COLLIDING_TOO, Draws, Op, Step, VERSION, at, cases, findings, model, pool,
+    proving, state_of, step, tiny,
 };
 
 #[test]
@@ -42,7 +42,7 @@ fn every_case_does_what_the_model_does() {
 }
 
 /// Draws an operation. Most are possible; some contradict the state in every way that there is.
-fn draw(draws: &mut Draws, state: &State, next_inode: &mut u64) -> Step {
+fn draw(draws: &mut Draws, state: &AreaState, next_inode: &mut u64) -> Step {
     let inodes: Vec<u64> = state.keys().copied().collect();
     let directories: Vec<u64> = inodes.iter().copied().filter(|inode| state[inode].mode >> 12 == 4).collect();
     let any = *draws.of(&inodes);
@@ -147,7 +147,7 @@ fn draw_place(draws: &mut Draws, parent: u64) -> At {
     }
 }
 
-fn draw_entry(draws: &mut Draws, state: &State, directories: &[u64]) -> (At, u64) {
+fn draw_entry(draws: &mut Draws, state: &AreaState, directories: &[u64]) -> (At, u64) {
     let full: Vec<u64> =
         directories.iter().copied().filter(|inode| !state[inode].entries.is_empty()).collect();
     if full.is_empty() || draws.chance(3) {
@@ -174,7 +174,7 @@ fn run(seed: u64, batches: u64) -> (u64, u64) {
     for number in 0..batches {
         let mut planned = expected.clone();
         let mut batch = area.begin().unwrap();
-        // Every other batch gathers its writes: what is in the tree then is the same.
+        // Every other batch gathers its writes: the tree is the same afterwards.
         if draws.chance(50) {
             batch.gather_writes();
         }
@@ -240,7 +240,7 @@ fn run(seed: u64, batches: u64) -> (u64, u64) {
 }
 
 /// Makes room: cuts every file, which must always be possible.
-fn shrink(area: &mut Area, expected: &mut State, sequence: &mut u64) {
+fn shrink(area: &mut Area, expected: &mut AreaState, sequence: &mut u64) {
     let files: Vec<u64> = expected.keys().copied().filter(|inode| expected[inode].mode >> 12 == 8).collect();
     for inode in files {
         let cut = support::truncate(inode, 0);

@@ -1,5 +1,5 @@
-//! The rules of the area, one test each: what things cost, when blocks are used again, what a stamp decides, what
-//! happens without room.
+//! The rules of the area, one test each: costs of changes, when blocks are used again, the effect of stamps, and the
+//! behaviour without space.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -29,7 +29,7 @@ fn begin(area: &mut Area) -> Batch<'_> {
     area.begin().unwrap()
 }
 
-/// What one batch costs: nodes and data blocks, then writes and syncs as the medium counted them.
+/// The cost of one batch: nodes and data blocks, then writes and syncs as the medium counted them.
 fn cost(recorder: &Recorder, area: &mut Area, steps: &[Step]) -> (u32, u64, u64, u64) {
     let before = (recorder.calls(Verb::Persist), recorder.calls(Verb::Sync));
     let area_commit = area.commit().get();
@@ -126,7 +126,7 @@ fn a_dropped_batch_changes_nothing_and_takes_nothing() {
     unlink(22, 20, "g").apply(&mut batch, 101).unwrap();
     drop(batch);
     assert_eq!((state_of(&area).unwrap(), area.commit()), (before.clone(), writes));
-    // What it had taken is there again after the next commit.
+    // The blocks that it had taken are free again after the next commit.
     commit(&mut area, &[support::set_attr(10, 1)], 102).unwrap();
     assert_eq!(area.usage(), usage);
     findings(&recorder.medium()).unwrap();
@@ -260,7 +260,7 @@ fn without_room_files_can_be_cut_and_removed() {
         }
     }
     assert_eq!(blocks, tiny().capacity_blocks - tiny().reserve_blocks);
-    // What was promised room goes on into the reserve.
+    // Records with a reservation go on into the reserve.
     let mut batch = begin(&mut area);
     let applying = Applying {
         log: LogUid::new(7),

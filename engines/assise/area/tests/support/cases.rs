@@ -7,7 +7,7 @@ use super::{
 };
 use format::record::{FileType, SET_ALL, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID};
 
-/// One row: what is there before, and the batch that is crashed.
+/// One row: the steps before, and the batch that is crashed.
 pub struct Case {
     pub name: &'static str,
     /// Batches before it, after those of [`base`].
@@ -17,8 +17,8 @@ pub struct Case {
     pub gathers: bool,
 }
 
-/// What is there in every case: /f with 10,000 bytes and an attribute, /h with a second name /h2, /s a link,
-/// /d with the directory e and the file g, /empty.
+/// The tree at the start of every case: /f with 10,000 bytes and an attribute, /h with a second name /h2, /s a link, /d
+/// with the directory e and the file g, /empty.
 pub fn base() -> Vec<Step> {
     vec![
         file(10, 1, "f"),

@@ -1,4 +1,4 @@
-//! What the tests of the area share: owned operations, small pools, and the state of an area as plain values.
+//! The shared parts of the area's tests: owned operations, small pools, and the state of an area as plain values.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -18,7 +18,7 @@ pub const COLLIDING: [&[u8]; 2] = [b"28168170", b"42126996"];
 /// A second pair.
 pub const COLLIDING_TOO: [&[u8]; 2] = [b"31112753", b"48992690"];
 
-/// A user with segments of his own.
+/// A user with own segments.
 pub const ALICE: u32 = 1000;
 
 /// A place for a name: directory, slot of its hash, name.
@@ -397,10 +397,10 @@ pub struct Inode {
 const CONTENTS_MAX: u64 = 4 << 20;
 
 /// A tree as plain values.
-pub type State = BTreeMap<u64, Inode>;
+pub type AreaState = BTreeMap<u64, Inode>;
 
 /// Reads everything through the public readers.
-pub fn state_of(area: &Area) -> Result<State, AreaError> {
+pub fn state_of(area: &Area) -> Result<AreaState, AreaError> {
     use format::node::ItemKind;
     let mut inodes = Vec::new();
     let mut from = None;
@@ -418,7 +418,7 @@ pub fn state_of(area: &Area) -> Result<State, AreaError> {
         from = last;
     }
     let orphans = area.orphans(InodeNumber::NONE, usize::MAX)?;
-    let mut state = State::new();
+    let mut state = AreaState::new();
     for number in inodes {
         let inode = InodeNumber::new(number);
         let item = area.inode(inode)?.expect("its key was seen");

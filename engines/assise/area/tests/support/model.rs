@@ -1,6 +1,6 @@
 //! The naive model: a map of inodes, changed as POSIX says, with none of the area's machinery.
 
-use super::{ALICE, At, Inode, Op, State, Step, mode_of, time_of};
+use super::{ALICE, AreaState, At, Inode, Op, Step, mode_of, time_of};
 use format::record::{FileType, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID};
 
 /// The record contradicts the state.
@@ -10,7 +10,7 @@ pub struct Contradiction;
 type Outcome = Result<(), Contradiction>;
 
 /// The state of a new pool.
-pub fn new() -> State {
+pub fn new() -> AreaState {
     let root = Inode {
         mode: FileType::Directory.mode_bits() | 0o755,
         links: 2,
@@ -21,7 +21,7 @@ pub fn new() -> State {
         parent: 1,
         ..Inode::default()
     };
-    State::from([(1, root)])
+    AreaState::from([(1, root)])
 }
 
 fn is(inode: &Inode, file_type: FileType) -> bool {
@@ -32,16 +32,16 @@ fn need(condition: bool) -> Outcome {
     if condition { Ok(()) } else { Err(Contradiction) }
 }
 
-fn get(state: &State, inode: u64) -> Result<&Inode, Contradiction> {
+fn get(state: &AreaState, inode: u64) -> Result<&Inode, Contradiction> {
     state.get(&inode).ok_or(Contradiction)
 }
 
-fn get_mut(state: &mut State, inode: u64) -> &mut Inode {
+fn get_mut(state: &mut AreaState, inode: u64) -> &mut Inode {
     state.get_mut(&inode).expect("it was looked up before")
 }
 
 /// A name that can be added.
-fn need_free(state: &State, at: &At) -> Outcome {
+fn need_free(state: &AreaState, at: &At) -> Outcome {
     let parent = get(state, at.parent)?;
     need(is(parent, FileType::Directory) && parent.links > 0)?;
     let taken = |(name, (_, cookie, _)): (&Vec<u8>, &(u64, u64, u8))| {
@@ -51,12 +51,12 @@ fn need_free(state: &State, at: &At) -> Outcome {
 }
 
 /// A name that stands for this inode.
-fn need_entry(state: &State, at: &At, inode: u64) -> Outcome {
+fn need_entry(state: &AreaState, at: &At, inode: u64) -> Outcome {
     let entry = get(state, at.parent)?.entries.get(&at.name).ok_or(Contradiction)?;
     need(entry.0 == inode && entry.1 == at.cookie().get())
 }
 
-fn is_below(state: &State, above: u64, mut at: u64) -> bool {
+fn is_below(state: &AreaState, above: u64, mut at: u64) -> bool {
     while at != 1 {
         if at == above {
             return true;
@@ -66,12 +66,12 @@ fn is_below(state: &State, above: u64, mut at: u64) -> bool {
     above == 1
 }
 
-fn need_removable(state: &State, inode: u64, directory: bool) -> Outcome {
+fn need_removable(state: &AreaState, inode: u64, directory: bool) -> Outcome {
     let found = get(state, inode)?;
     need(inode != 1 && is(found, FileType::Directory) == directory && found.entries.is_empty())
 }
 
-fn add_entry(state: &mut State, at: &At, inode: u64, time_ns: i64) {
+fn add_entry(state: &mut AreaState, at: &At, inode: u64, time_ns: i64) {
     let file_type = FileType::of_mode(state[&inode].mode).expect("inodes have a type");
     let directory = file_type == FileType::Directory;
     if directory {
@@ -83,14 +83,14 @@ fn add_entry(state: &mut State, at: &At, inode: u64, time_ns: i64) {
     sync_directory(state, at.parent);
 }
 
-fn remove_entry(state: &mut State, at: &At, time_ns: i64) {
+fn remove_entry(state: &mut AreaState, at: &At, time_ns: i64) {
     let parent = get_mut(state, at.parent);
     parent.entries.remove(&at.name);
     changed(parent, time_ns);
     sync_directory(state, at.parent);
 }
 
-fn sync_directory(state: &mut State, directory: u64) {
+fn sync_directory(state: &mut AreaState, directory: u64) {
     let found = get_mut(state, directory);
     let below = found.entries.values().filter(|entry| entry.2 == FileType::Directory as u8).count();
     found.size = found.entries.len() as u64;
@@ -101,7 +101,7 @@ fn changed(inode: &mut Inode, time_ns: i64) {
     (inode.mtime_ns, inode.ctime_ns) = (time_ns, time_ns);
 }
 
-fn lose_name(state: &mut State, inode: u64, keep_open: bool, time_ns: i64) {
+fn lose_name(state: &mut AreaState, inode: u64, keep_open: bool, time_ns: i64) {
     let found = get_mut(state, inode);
     found.links = if is(found, FileType::Directory) { 0 } else { found.links - 1 };
     found.ctime_ns = time_ns;
@@ -114,7 +114,7 @@ fn lose_name(state: &mut State, inode: u64, keep_open: bool, time_ns: i64) {
 }
 
 /// Applies a step as record `sequence`.
-pub fn apply(state: &mut State, step: &Step, sequence: u64) -> Outcome {
+pub fn apply(state: &mut AreaState, step: &Step, sequence: u64) -> Outcome {
     let (inode, time_ns) = (step.inode, time_of(sequence));
     match &step.op {
         Op::Write { .. } | Op::Truncate { .. } | Op::Allocate { .. } => contents(state, step, time_ns),
@@ -195,7 +195,7 @@ pub fn apply(state: &mut State, step: &Step, sequence: u64) -> Outcome {
     }
 }
 
-fn contents(state: &mut State, step: &Step, time_ns: i64) -> Outcome {
+fn contents(state: &mut AreaState, step: &Step, time_ns: i64) -> Outcome {
     need(is(get(state, step.inode)?, FileType::Regular))?;
     let found = get_mut(state, step.inode);
     let contents = &mut found.contents;
@@ -229,7 +229,7 @@ fn contents(state: &mut State, step: &Step, time_ns: i64) -> Outcome {
     Ok(())
 }
 
-fn rename(state: &mut State, step: &Step, time_ns: i64) -> Outcome {
+fn rename(state: &mut AreaState, step: &Step, time_ns: i64) -> Outcome {
     let Op::Rename { old, new, replaced, exchange, keep_open } = &step.op else { unreachable!("a rename") };
     let inode = step.inode;
     need_entry(state, old, inode)?;

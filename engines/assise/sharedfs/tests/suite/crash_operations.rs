@@ -10,7 +10,7 @@ use crate::client::{Client, FILE, ROOT, user};
 use crate::operations::{SYNCED, World, config, named, tree};
 use crate::still::StillHost;
 use crate::support::{
-    Op, State, Step, allocate, at, cases, create, directory, exchange, file, link, punch, rename, rmdir,
+    AreaState, Op, Step, allocate, at, cases, create, directory, exchange, file, link, punch, rename, rmdir,
     set_attr, set_xattr, step, symlink, truncate, unlink, write,
 };
 use format::record::{FileType, SET_ATIME, SET_MODE, SET_MTIME, SET_UID};
@@ -51,7 +51,7 @@ fn limits_of_two() -> Limits {
 
 /// Opens what a crash left and judges it by the states that may be there.
 fn crash(world: &World, model: Model, limits: &Limits) -> Result<Counts, Box<Violation>> {
-    let states: Vec<State> = world.states.iter().map(named).collect();
+    let states: Vec<AreaState> = world.states.iter().map(named).collect();
     crash_recorded(&world.recorder, model, limits, recover, |daemon, medium, point| {
         judge(&states, &daemon, medium, point)
     })
@@ -62,7 +62,7 @@ fn recover(medium: &Medium) -> Result<Arc<Daemon>, String> {
     opened.map(|(daemon, _)| Arc::new(daemon))
 }
 
-fn judge(states: &[State], daemon: &Arc<Daemon>, medium: &Medium, point: &Point) -> Result<(), String> {
+fn judge(states: &[AreaState], daemon: &Arc<Daemon>, medium: &Medium, point: &Point) -> Result<(), String> {
     let returned = point.returned.iter().map(|mark| mark % SYNCED).max().unwrap_or(0);
     let promised = match point.model {
         Model::Lines => returned,

@@ -7,7 +7,7 @@
 use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, user};
 use crate::operations::{encoded, header_of, tree_of};
 use crate::rounds::rounds;
-use crate::support::{Draws, Inode, Op, State, Step, allocate, at, punch, step};
+use crate::support::{AreaState, Draws, Inode, Op, Step, allocate, at, punch, step};
 use format::InodeNumber;
 use format::call::{LEASE_READ, LEASE_WRITE};
 use format::record::{FileType, Kind, SET_ALL};
@@ -67,7 +67,7 @@ impl Stage {
         Self { recorder, daemon }
     }
 
-    fn tree(&self) -> State {
+    fn tree(&self) -> AreaState {
         tree_of(&self.recorder.medium(), crate::client::tiny().area).unwrap()
     }
 }
@@ -78,7 +78,7 @@ fn append(client: &mut Client, step: &Step) -> bool {
 }
 
 /// Every name of a tree: directory, name, inode.
-fn names(state: &State) -> Vec<(u64, Vec<u8>, u64)> {
+fn names(state: &AreaState) -> Vec<(u64, Vec<u8>, u64)> {
     let of = |(number, inode): (&u64, &Inode)| {
         let number = *number;
         let entries = inode.entries.iter().map(move |(name, entry)| (number, name.clone(), entry.0));
@@ -91,7 +91,7 @@ fn names(state: &State) -> Vec<(u64, Vec<u8>, u64)> {
 struct Session<'a> {
     client: Client,
     draws: &'a mut Draws,
-    state: &'a State,
+    state: &'a AreaState,
     names: Vec<(u64, Vec<u8>, u64)>,
     made: Vec<u64>,
 }
@@ -277,7 +277,7 @@ impl Session<'_> {
 }
 
 /// Directories and files with a path to each.
-fn paths(state: &State) -> BTreeMap<u64, String> {
+fn paths(state: &AreaState) -> BTreeMap<u64, String> {
     let mut found = BTreeMap::from([(1, String::new())]);
     let mut left = vec![1];
     while let Some(number) = left.pop() {
@@ -325,15 +325,15 @@ fn attributes(number: u64, inode: &Inode) -> Attributes {
 
 /// The inodes that a user could have changed.
 struct Oracle<'a> {
-    before: &'a State,
-    after: &'a State,
+    before: &'a AreaState,
+    after: &'a AreaState,
     caller: Caller,
     /// Inodes to which a path leads that the caller may search; the caller may change the mode of their own inodes.
     reached: BTreeSet<u64>,
 }
 
 impl<'a> Oracle<'a> {
-    fn new(before: &'a State, after: &'a State, caller: Caller) -> Self {
+    fn new(before: &'a AreaState, after: &'a AreaState, caller: Caller) -> Self {
         let mut oracle = Self { before, after, caller, reached: BTreeSet::from([1]) };
         let mut left = vec![1];
         while let Some(number) = left.pop() {

@@ -4,7 +4,7 @@
 
 use crate::client::{Client, ROOT, cookie, tiny, user};
 use crate::still::StillHost;
-use crate::support::{At, Op, State, Step, model, state_of, time_of};
+use crate::support::{AreaState, At, Op, Step, model, state_of, time_of};
 use area::Area;
 use format::call::{CallKind, DigestRequest, GrowRequest};
 use format::record::{
@@ -39,7 +39,7 @@ fn number_of(inode: u64) -> u64 {
 }
 
 /// A state with the table's numbers.
-fn numbered(state: State) -> State {
+fn numbered(state: AreaState) -> AreaState {
     let of_table = |(inode, mut found): (u64, crate::support::Inode)| {
         found.parent = number_of(found.parent);
         for (inode, _, _) in found.entries.values_mut() {
@@ -78,9 +78,9 @@ pub struct World {
     two: Option<Client>,
     /// The other one has the root.
     lent: bool,
-    now: State,
+    now: AreaState,
     /// The trees at the beginning of the recording and after each operation since.
-    pub states: Vec<State>,
+    pub states: Vec<AreaState>,
     done: u64,
     /// The last operation of the first session: its syncs cover it.
     own: u64,
@@ -256,18 +256,18 @@ impl World {
 }
 
 /// The items of a tree, without inodes that have no name: these are removed later.
-pub fn tree(medium: &Medium) -> Result<State, String> {
+pub fn tree(medium: &Medium) -> Result<AreaState, String> {
     tree_of(medium, config().area)
 }
 
 /// The same, of a daemon with other limits.
-pub fn tree_of(medium: &Medium, limits: area::Limits) -> Result<State, String> {
+pub fn tree_of(medium: &Medium, limits: area::Limits) -> Result<AreaState, String> {
     let area = Area::open(medium, limits).map_err(|error| error.to_string())?;
     Ok(named(&numbered(state_of(&area).map_err(|error| error.to_string())?)))
 }
 
 /// A state without the inodes that have no name.
-pub fn named(state: &State) -> State {
+pub fn named(state: &AreaState) -> AreaState {
     state.iter().filter(|(_, inode)| !inode.orphan).map(|(number, inode)| (*number, inode.clone())).collect()
 }
 
