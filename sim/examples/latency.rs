@@ -1,4 +1,4 @@
-//! What LibFS's operations take beside their floors, in this process, on a pool in memory: writes beside the bare
+//! Latencies of LibFS's operations beside their floors, in this process, on a pool in memory: writes beside the bare
 //! append of the same bytes (non-temporal copy, checksum, fence), read hits beside memcpy.
 //!
 //! `cargo run --release -p sim --example latency`. The machine is shared: compare within one run only.
@@ -76,7 +76,7 @@ fn floor_of_write(bytes: usize, rounds: usize) -> Times {
     })
 }
 
-/// Makes the kernel give every page, so that nobody pays for that while the clock runs.
+/// Makes the kernel provide every page before the clock runs.
 fn touch(region: &pmem::Region) {
     let zeros = vec![0; 1 << 20];
     for at in (0..region.bytes()).step_by(1 << 20) {
@@ -122,7 +122,7 @@ fn main() {
         show(what, &ours, &floor);
     }
     for (what, bytes, rounds) in [("read hit 4 KB", 4096, 100_000), ("read hit 1 MB", 1 << 20, 500)] {
-        // What is read is in the area: everything before was digested.
+        // The data to be read is in the area: everything before was digested.
         daemon.tidy();
         for _ in 0..80 {
             let filler = vec![1; 1 << 20];

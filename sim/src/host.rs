@@ -1,6 +1,6 @@
 //! The simulated machine as the code under test sees it: [`ipc::Host`].
 
-use crate::step::{Core, Ended, Killed, Limits, Stuck};
+use crate::step::{Ended, Killed, Limits, Scheduler, Stuck};
 use ipc::{Error, Host, Join, Link, Time, Waited, Word};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ thread_local! {
 
 #[derive(Clone)]
 struct Current {
-    core: Arc<Core>,
+    core: Arc<Scheduler>,
     thread: usize,
 }
 
@@ -42,7 +42,7 @@ pub fn elsewhere<T>(work: impl FnOnce() -> T) -> T {
 
 /// One machine with its processes, run by one seed.
 pub struct Simulation {
-    core: Arc<Core>,
+    core: Arc<Scheduler>,
     threads: Arc<Mutex<Vec<std::thread::JoinHandle<()>>>>,
 }
 
@@ -50,7 +50,7 @@ impl Simulation {
     /// A machine without processes.
     pub fn new(seed: u64, limits: Limits) -> Self {
         ipc::sync::install_step(step);
-        Self { core: Arc::new(Core::new(seed, limits)), threads: Arc::default() }
+        Self { core: Arc::new(Scheduler::new(seed, limits)), threads: Arc::default() }
     }
 
     /// A new process without threads: [`Host::spawn`] starts them, before [`Self::run`] or while it runs.
@@ -78,7 +78,7 @@ impl Simulation {
 
 /// A simulated process: its machine, and the power over its life.
 pub struct SimHost {
-    core: Arc<Core>,
+    core: Arc<Scheduler>,
     threads: Arc<Mutex<Vec<std::thread::JoinHandle<()>>>>,
     process: usize,
 }

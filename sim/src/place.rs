@@ -6,9 +6,9 @@ use std::path::Path;
 /// The smallest page of any machine of ours.
 const PAGE_BYTES: usize = 4096;
 
-/// What an address stands for.
+/// The object at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum WordPlace {
     /// In a shared mapping: device and inode as /proc prints them, offset in the file.
     File(String, u64),
     /// In memory of this process alone.
@@ -44,10 +44,10 @@ impl Places {
         one == other || self.place(one) == self.place(other)
     }
 
-    fn place(&self, address: usize) -> Place {
+    fn place(&self, address: usize) -> WordPlace {
         match self.0.iter().find(|range| (range.start..range.end).contains(&address)) {
-            Some(range) => Place::File(range.file.clone(), range.offset + (address - range.start) as u64),
-            None => Place::Own(address),
+            Some(range) => WordPlace::File(range.file.clone(), range.offset + (address - range.start) as u64),
+            None => WordPlace::Own(address),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who runs: the threads of a simulation, the one that has the turn, the clock, and how it all ends.
+//! The scheduler: the threads of a simulation, the one that has the turn, the clock, and the end of the run.
 //!
 //! One lock over everything, held only for the choice. A thread without the turn sleeps on a condition of its own.
 
@@ -51,7 +51,7 @@ pub struct Ended {
 pub struct ThreadReport {
     /// Its process and its name.
     pub name: String,
-    /// What it did: ready, waiting for what, paused.
+    /// Its state: ready, waiting for something, paused.
     pub state: String,
     /// The calls it stood in, innermost first; empty if it never ran again.
     pub calls: Vec<String>,
@@ -60,7 +60,7 @@ pub struct ThreadReport {
 /// Why a simulation was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stuck {
-    /// Everybody waits, and no time will come that ends a wait.
+    /// Every thread waits, and no time will come that ends a wait.
     Deadlock(Vec<ThreadReport>),
     /// [`Limits::steps_max`] seams passed.
     Endless(Vec<ThreadReport>),
@@ -91,11 +91,11 @@ impl std::fmt::Display for Stuck {
 
 impl std::error::Error for Stuck {}
 
-/// What a killed thread unwinds with.
+/// The value with which a killed thread unwinds.
 pub(crate) struct Killed;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ThreadState {
     Ready,
     /// Waits for the word at this address.
     Word(usize, Option<Time>),
@@ -108,7 +108,7 @@ enum State {
 struct Thread {
     process: usize,
     name: String,
-    state: State,
+    state: ThreadState,
     /// How its last wait ended.
     waited: Waited,
     killed: bool,
@@ -144,12 +144,12 @@ struct Inner {
 
 /// The machine that all processes of a simulation share.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct Scheduler {
     inner: Mutex<Inner>,
     ended: Condvar,
 }
 
-impl Core {
+impl Scheduler {
     pub fn new(seed: u64, limits: Limits) -> Self {
         let mut random = Random::new(seed);
         // Some bugs want many switches, some want long runs with few.
@@ -187,7 +187,7 @@ impl Core {
         inner.threads.push(Thread {
             process,
             name,
-            state: State::Ready,
+            state: ThreadState::Ready,
             waited: Waited::Woken,
             killed,
             elsewhere: false,
@@ -225,7 +225,7 @@ impl Core {
         if inner.one_in(interrupted_one_in) {
             return Waited::Interrupted;
         }
-        inner.threads[me].state = State::Word(address, until);
+        inner.threads[me].state = ThreadState::Word(address, until);
         self.hand_over(inner, me)
     }
 
@@ -239,8 +239,8 @@ impl Core {
 
     pub fn wait_thread(&self, me: usize, other: usize) {
         let mut inner = self.lock();
-        if inner.threads[other].state != State::Done {
-            inner.threads[me].state = State::Thread(other);
+        if inner.threads[other].state != ThreadState::Done {
+            inner.threads[me].state = ThreadState::Thread(other);
             self.hand_over(inner, me);
         }
     }
@@ -249,7 +249,9 @@ impl Core {
         let mut inner = self.lock();
         let mut waiting: Vec<_> = (0..inner.threads.len())
             .filter_map(|thread| match inner.threads[thread].state {
-                State::Word(theirs, _) if Places::may_be_same(theirs, address) => Some((thread, theirs)),
+                ThreadState::Word(theirs, _) if Places::may_be_same(theirs, address) => {
+                    Some((thread, theirs))
+                }
                 _ => None,
             })
             .collect();
@@ -308,13 +310,13 @@ impl Core {
     /// A thread has ended, with what it said if it panicked of its own.
     pub fn finish(&self, me: usize, panic: Option<String>) {
         let mut inner = self.lock();
-        inner.threads[me].state = State::Done;
+        inner.threads[me].state = ThreadState::Done;
         if let Some(message) = panic {
             let name = inner.threads[me].name.clone();
             inner.give_up(Stuck::Panicked(name, message));
         }
         for thread in 0..inner.threads.len() {
-            if inner.threads[thread].state == State::Thread(me) {
+            if inner.threads[thread].state == ThreadState::Thread(me) {
                 inner.ready(thread, Waited::Woken);
             }
         }
@@ -405,7 +407,7 @@ impl Inner {
     }
 
     fn ready(&mut self, thread: usize, waited: Waited) {
-        self.threads[thread].state = State::Ready;
+        self.threads[thread].state = ThreadState::Ready;
         self.threads[thread].waited = waited;
     }
 
@@ -423,7 +425,7 @@ impl Inner {
                 self.trace = mix(self.trace ^ (self.now << 8 ^ next as u64));
                 return Some(next);
             }
-            if self.threads.iter().all(|thread| thread.state == State::Done) {
+            if self.threads.iter().all(|thread| thread.state == ThreadState::Done) {
                 return None;
             }
             match self.next_end() {
@@ -436,13 +438,13 @@ impl Inner {
 
     fn can_run(&self, thread: usize) -> bool {
         let thread = &self.threads[thread];
-        thread.state == State::Ready && (thread.killed || !self.processes[thread.process].paused)
+        thread.state == ThreadState::Ready && (thread.killed || !self.processes[thread.process].paused)
     }
 
     /// Ends the waits whose time has come, also in paused processes.
     fn end_waits(&mut self) {
         for thread in 0..self.threads.len() {
-            if let State::Word(_, Some(until)) = self.threads[thread].state
+            if let ThreadState::Word(_, Some(until)) = self.threads[thread].state
                 && until.as_ns() <= self.now
             {
                 self.ready(thread, Waited::TimedOut);
@@ -453,20 +455,24 @@ impl Inner {
     /// The next time at which a wait of a process that is not paused ends.
     fn next_end(&self) -> Option<u64> {
         let ends = self.threads.iter().filter_map(|thread| match thread.state {
-            State::Word(_, Some(until)) if !self.processes[thread.process].paused => Some(until.as_ns()),
+            ThreadState::Word(_, Some(until)) if !self.processes[thread.process].paused => {
+                Some(until.as_ns())
+            }
             _ => None,
         });
         ends.min()
     }
 
     fn kill_threads(&mut self, which: impl Fn(&Thread) -> bool) {
-        for thread in self.threads.iter_mut().filter(|thread| which(thread) && thread.state != State::Done) {
+        for thread in
+            self.threads.iter_mut().filter(|thread| which(thread) && thread.state != ThreadState::Done)
+        {
             thread.killed = true;
-            thread.state = State::Ready;
+            thread.state = ThreadState::Ready;
         }
     }
 
-    /// Ends the simulation: notes where everybody stands, and makes every thread unwind.
+    /// Ends the simulation: notes the state of each thread, and makes every thread unwind.
     fn give_up(&mut self, stuck: Stuck) {
         if self.stuck.is_some() {
             return;
@@ -488,13 +494,15 @@ impl Inner {
     fn describe(&self, thread: &Thread) -> String {
         let paused = if self.processes[thread.process].paused { ", its process paused" } else { "" };
         match thread.state {
-            State::Ready => format!("ready{paused}"),
-            State::Word(address, None) => format!("waiting for the word at {address:#x}{paused}"),
-            State::Word(address, Some(until)) => {
+            ThreadState::Ready => format!("ready{paused}"),
+            ThreadState::Word(address, None) => format!("waiting for the word at {address:#x}{paused}"),
+            ThreadState::Word(address, Some(until)) => {
                 format!("waiting for the word at {address:#x} until {} ns{paused}", until.as_ns())
             }
-            State::Thread(other) => format!("waiting for the end of {}{paused}", self.threads[other].name),
-            State::Done => "done".to_owned(),
+            ThreadState::Thread(other) => {
+                format!("waiting for the end of {}{paused}", self.threads[other].name)
+            }
+            ThreadState::Done => "done".to_owned(),
         }
     }
 

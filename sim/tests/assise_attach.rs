@@ -1,5 +1,5 @@
-//! A process that attaches anew goes on with what its earlier session had, whoever ended that, and whoever did not hear of
-//! the new one.
+//! A process that attaches again goes on with the state of its earlier session, whichever side ended that, and
+//! whichever side has not learned of the new one.
 
 mod assise_local;
 
@@ -35,7 +35,7 @@ impl Connector for Deaf {
         }
         self.left.store(left - 1, Ordering::SeqCst);
         if left.is_multiple_of(2) {
-            // The door has seen already that nobody is there; or it has not, yet.
+            // The listener may have noticed already that the process is gone, or not yet.
             self.node.daemon().expect("it was just started").end(self.local.session());
         }
         Err(Error::TimedOut)
@@ -65,7 +65,7 @@ fn a_greeting_that_nobody_heard_takes_nothing_from_the_program() {
     }
 }
 
-/// A host whose time passes only where somebody waits.
+/// A host whose time passes only while a thread waits.
 struct Slow {
     host: Arc<dyn Host>,
     passed_ns: AtomicU64,
@@ -118,7 +118,7 @@ fn a_program_that_comes_while_nobody_serves_waits_as_long_as_it_is_told() {
     let node = Node::new(tiny());
     let pause = Duration::from_millis(100);
     let times = [(FIRST_WAIT - pause, true), (FIRST_WAIT + pause, false)];
-    // Nobody is there; or somebody is, and does not answer.
+    // The process is gone; or it is there, and does not answer.
     for until_then in [Error::Disconnected, Error::TimedOut] {
         for (serves_after, is_in) in times {
             let host = Arc::new(Slow { host: node.host.clone(), passed_ns: AtomicU64::new(0) });

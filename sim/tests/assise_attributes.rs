@@ -1,5 +1,5 @@
-//! What a LibFS shows of its own records before they are digested is what the area says afterwards: every attribute,
-//! times too, for every kind of record.
+//! A LibFS shows its own records before they are digested exactly as the area does afterwards: every attribute, times
+//! too, for every kind of record.
 
 mod assise_local;
 
@@ -138,7 +138,7 @@ fn after_the_digest_the_blocks_of_a_file_are_those_that_it_has() {
     node.tidy();
 }
 
-/// What unpacks many files and looks at each again asks for none of them.
+/// A program that unpacks many files and looks at each again makes no call for any of them.
 #[test]
 fn a_file_that_was_written_as_a_whole_has_its_blocks_without_a_question() {
     let node = Node::new(tiny());

@@ -1,4 +1,4 @@
-//! What operations of LibFS cost in steady state: fences, bytes of log, allocations, calls. Never time.
+//! Costs of LibFS's operations in steady state: fences, bytes of log, allocations, calls. Never time.
 
 mod assise_local;
 
@@ -136,7 +136,7 @@ fn a_read_hit_is_neither_call_nor_allocation() {
         let calls = local.counts.all();
         let allocated = allocation_counter::measure(|| (0..100).for_each(|_| read()));
         assert_eq!((allocated.count_total, local.counts.all()), (0, calls), "read from {from}");
-        // Now out of the log: what is digested is dropped from the index when the log's space is needed.
+        // Now out of the log: digested records are dropped from the index when the log's space is needed.
         node.daemon().expect("it runs").tidy();
         (0..30).for_each(|_| write(&libfs, handle, At::Offset(1 << 20), &[1; 256 << 10]));
         read();

@@ -198,7 +198,7 @@ fn what_was_only_listed_is_removed_and_renamed() {
         Call::List(path("a")),
     ];
     history.extend(listed.map(|call| Step::Call(1, call)));
-    // What was met by the listing is forgotten at once.
+    // Inodes that the listing met are forgotten at once.
     let node = Node::new(Config { known_max: 1, ..tiny() });
     play_on(&node, &history, 2).unwrap();
 }

@@ -137,7 +137,7 @@ fn a_folder_that_was_just_made_readable_shows_its_entries() {
     node.tidy();
 }
 
-/// What is kept of folders that are not in use is bounded, and what was forgotten is asked for again.
+/// The cached entries of folders that are not in use are bounded, and forgotten ones are requested again.
 #[test]
 fn entries_beyond_the_cache_are_forgotten_and_read_again() {
     const FOLDERS: usize = 20;

@@ -1,5 +1,5 @@
-//! A process dies at every record of its log, and so does its daemon: what had returned is there, what had not is
-//! not, and nothing lies in between.
+//! A process dies at every record of its log, and so does its daemon: operations that had returned are there, others
+//! are not, and nothing lies in between.
 
 mod assise_local;
 
@@ -42,7 +42,7 @@ fn history() -> Vec<Call> {
     ]
 }
 
-/// What the tree is after so many calls.
+/// The tree after so many calls.
 fn expected(calls: &[Call]) -> Tree {
     let model = Model::new(Arc::new(|| 0), vfs::model::Limits::default());
     let mut player = process(Arc::new(model), 1);
@@ -80,7 +80,7 @@ fn a_dead_process_leaves_all_that_had_returned() {
         for digest_after in [None, Some(cut / 2), Some(cut.saturating_sub(1))] {
             let node = Node::new(tiny());
             let (player, session) = run(&node, &all[..cut], digest_after);
-            // The process is gone without a word: what the kernel tells the daemon by the pidfd.
+            // The process is gone without a message: the kernel tells the daemon by the pidfd.
             node.daemon().expect("it runs").end(session);
             check(&node, &all[..cut], &format!("the process died, digested after {digest_after:?}"));
             drop(player);

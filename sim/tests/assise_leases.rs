@@ -97,7 +97,7 @@ fn more_inodes_than_lease_words_are_pinned_opened_renamed_and_removed() {
         let (libfs, local) = node.attach(caller.clone(), Limits::default());
         let libfs = Arc::new(libfs);
         let pinned = pin_all(&libfs, &caller);
-        // What is pinned is good whether its lease went or not.
+        // Pinned inodes are valid whether their lease ended or not.
         for inode in &pinned {
             libfs.getattr(vfs::engine::Target::Node(*inode)).expect("a pinned inode is there");
         }

@@ -27,7 +27,7 @@ const CALLS: u64 = 120;
 
 fn config() -> Config {
     let mut config = Config { grace: Duration::from_millis(2), ..tiny() };
-    // A lease is given as soon as nobody else has a lock there.
+    // A lease is given as soon as no other process has a lock there.
     config.lock_limits.quiet_ns = 0;
     config
 }
@@ -133,7 +133,7 @@ fn locks_are_those_of_a_world_in_which_only_programs_die() {
     assert!(all.0 > cases && all.1 > cases && all.2 > 0, "{all:?}");
 }
 
-/// What a program does alone costs calls for the first lock only; and what two take turns at goes by calls.
+/// Locks of one program alone cost calls for the first one only; locks that two programs take in turns cost calls.
 #[test]
 fn a_lock_that_nobody_else_wants_makes_no_call() {
     let node = Node::new(tiny());

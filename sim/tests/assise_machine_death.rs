@@ -10,7 +10,8 @@
 mod assise_local;
 
 use assise_local::histories::{
-    Done, Event, FOLDERS, Impossible, Program, Stamped, Touched, Trace, in_order, make_folders, replay,
+    Event, FOLDERS, Impossible, Program, ProgramChange, Stamped, Touched, Trace, in_order, make_folders,
+    replay,
 };
 use assise_local::trees::{Tree, process, whole_tree};
 use assise_local::{Local, Node, tiny};
@@ -44,7 +45,7 @@ fn proves() -> bool {
 }
 
 fn config() -> Config {
-    // What is granted stays long enough for one operation, or nobody would get anywhere.
+    // A grant stays long enough for one operation, or no process would make progress.
     Config {
         log_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
@@ -70,12 +71,12 @@ fn beginning() -> &'static (Image, Vec<InodeNumber>) {
     })
 }
 
-/// What happened in one history.
+/// The events of one history.
 struct History {
     recorder: Recorder,
     events: Vec<Event>,
-    changes: Vec<Done>,
-    /// What each of the changes touched.
+    changes: Vec<ProgramChange>,
+    /// The inodes and names that each of the changes touched.
     touched: Vec<Touched>,
     programs: Vec<Arc<Local>>,
     terminations: usize,
@@ -173,7 +174,7 @@ impl History {
         needed
     }
 
-    /// What was promised when so many events had been.
+    /// The changes that were promised after so many events.
     fn promised(&self, model: Model, events: usize) -> Cut {
         let mut returned = [0; 2];
         let mut promised = [0; 2];
@@ -185,7 +186,7 @@ impl History {
                     let before = &self.events[..*begin];
                     for (program, promised) in promised.iter_mut().enumerate() {
                         let all = program == *who || inode.is_none();
-                        let counts = |done: &Done| {
+                        let counts = |done: &ProgramChange| {
                             done.who == program
                                 && (all || inode.is_some_and(|inode| self.touches(done, inode)))
                         };
@@ -201,20 +202,20 @@ impl History {
         if model == Model::Lines { returned } else { promised }
     }
 
-    fn touches(&self, done: &Done, inode: InodeNumber) -> bool {
+    fn touches(&self, done: &ProgramChange, inode: InodeNumber) -> bool {
         let index = self.changes.binary_search_by_key(&done.stamp, |done| done.stamp);
         self.touched[index.expect("every change has its place")].contains(&inode)
     }
 
     /// The tree after a choice of changes, with one behind them that was under way.
-    fn tree(&self, cut: Cut, last: Option<&Done>) -> Result<Tree, Impossible> {
+    fn tree(&self, cut: Cut, last: Option<&ProgramChange>) -> Result<Tree, Impossible> {
         let chosen = self.changes.iter().filter(|done| done.number <= cut[done.who]);
         replay(&beginning().1, chosen.chain(last)).map(|(tree, _)| tree)
     }
 
     /// The change that a program was about. If its session was shut out, what it did there at last may be there, though
     /// it was done again, and perhaps not the same, in the next.
-    fn under_way(&self, who: usize, events: usize) -> Option<&Done> {
+    fn under_way(&self, who: usize, events: usize) -> Option<&ProgramChange> {
         if self.terminations == 0 {
             return None;
         }
@@ -301,7 +302,7 @@ fn differences(wanted: &Tree, found: &Tree) -> Vec<String> {
 fn recover(model: Model, medium: &Medium) -> Result<Arc<Node>, String> {
     let node = Node::of_pool(Arc::new(SystemHost), medium.clone(), config(), None);
     let recovered = node.try_start().map_err(|error| error.to_string())?;
-    // On a mapped file a record that nobody synced may be there without the grant that it rests on: it does not count.
+    // On a mapped file a record that was not synced may be there without the grant that it rests on: it does not count.
     let unfounded = |reason| matches!(reason, CutReason::Refused(Refusal::NotHeld(_)));
     let allowed = |reason| model == Model::Pages && unfounded(reason);
     if recovered.cuts.iter().all(|(_, reason)| allowed(*reason)) {
@@ -341,7 +342,7 @@ fn check(history: &History, node: &Arc<Node>, medium: &Medium, point: &Point) ->
     is_clean(medium)
 }
 
-/// What was done in all.
+/// Sums over all histories.
 #[derive(Default)]
 struct Totals {
     counts: Counts,

@@ -1,7 +1,7 @@
 //! One process is stopped at every seam of an operation, in turn, and another does the whole of an operation that wants
-//! the same leases, before the first goes on: each instant at which a lease can go between two looks at it is tried, and
-//! not left to chance. What both are told and what is there in the end is what one order of the two gives; nobody is
-//! shut out but who was stopped inside.
+//! the same leases, before the first goes on: each instant at which a lease can go between two looks at it is tried,
+//! and not left to chance. The answers and the final tree are those of one order of the two; no session is terminated
+//! except the one that was stopped inside.
 //!
 //! `HEARTH_PROVE=1` tries every pair of operations.
 
@@ -27,7 +27,7 @@ fn rename(from: &str, to: &str) -> Call {
     Call::Rename { from: at(from), to: at(to), flags: 0 }
 }
 
-/// What is there before.
+/// The tree before.
 fn tree() -> Vec<Call> {
     let mut calls = vec![Call::Mkdir { path: at("d"), mode: 0o755 }];
     for (slot, path) in ["d/f", "d/g", "d/h"].into_iter().enumerate() {
@@ -49,7 +49,7 @@ fn warmed() -> Vec<Call> {
     vec![chmod("d"), chmod("d/f"), chmod("d/g"), chmod("d/h"), made, Call::Rmdir(at("d/once"))]
 }
 
-/// What the first does, one record each.
+/// The operations of the first process, one record each.
 fn firsts() -> Vec<Call> {
     vec![
         Call::Write { slot: 3, pieces: vec![vec![11; 40]] },
@@ -67,7 +67,7 @@ fn firsts() -> Vec<Call> {
     ]
 }
 
-/// What the first does with what it opened, when the second is through.
+/// The calls of the first process with its open files, after the second one is through.
 fn afterwards() -> Vec<Call> {
     vec![
         Call::Pwrite { slot: 5, offset: 3, data: vec![31; 50] },
@@ -75,7 +75,7 @@ fn afterwards() -> Vec<Call> {
     ]
 }
 
-/// What the second does: one of these is in the way of each of those.
+/// The operations of the second process: one of these conflicts with each of the first one's.
 fn seconds() -> Vec<Call> {
     vec![
         Call::Write { slot: 3, pieces: vec![vec![21; 70]] },
@@ -100,7 +100,7 @@ fn play(actor: &mut dyn Actor, calls: &[Call]) {
     }
 }
 
-/// What the model gives if one comes after the other.
+/// The model's outcome if one comes after the other.
 fn expected(first: &Call, second: &Call, second_first: bool) -> Outcome {
     let model = Arc::new(Model::new(Arc::new(|| 0), vfs::model::Limits::default()));
     let [mut one, mut two] = [1, 2].map(|id| process(model.clone(), id));

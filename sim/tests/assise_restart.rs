@@ -24,7 +24,7 @@ use std::sync::Arc;
 use vfs::Model;
 use vfs::conformance::{Actor, Answer, Call};
 
-/// What another thread unwinds with that finds a lock held, by the one thread that there is.
+/// The value with which another thread unwinds that finds a lock held, by the one thread that there is.
 struct Blocked;
 
 /// The host of a program whose other thread is tried at steps of its first.
@@ -61,14 +61,14 @@ impl Host for OneThread {
 
 /// Answers of the operation, of the other program, of the looks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Told {
+struct Outcome {
     operation: Answer,
     meanwhile: Vec<Answer>,
     own: Vec<Answer>,
     others: Vec<Answer>,
 }
 
-/// What the second program looks at.
+/// The calls of the second program.
 fn others_look() -> Vec<Call> {
     vec![
         Call::List(at("d")),
@@ -99,8 +99,8 @@ fn set_up(player: &mut dyn Actor, case: &Case) {
     }
 }
 
-/// What the model says; `first`: the other program's operation comes before.
-fn expected(case: &Case, meanwhile: Option<bool>) -> Told {
+/// The model's outcome; `first`: the other program's operation comes before.
+fn expected(case: &Case, meanwhile: Option<bool>) -> Outcome {
     let model = Arc::new(Model::new(Arc::new(|| 0), vfs::model::Limits::default()));
     let (mut one, mut two) = (process(model.clone(), 1), process(model, 2));
     set_up(&mut one, case);
@@ -114,7 +114,7 @@ fn expected(case: &Case, meanwhile: Option<bool>) -> Told {
     }
     let own = case.look.iter().map(|call| one.call(call)).collect();
     let others = others_look().iter().map(|call| two.call(call)).collect();
-    Told { operation, meanwhile: told, own, others }
+    Outcome { operation, meanwhile: told, own, others }
 }
 
 /// How a round goes.
@@ -148,7 +148,7 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
         two.call(&stat("d/f"));
     }
     if matches!(case.operation, Call::Pread { .. }) {
-        // By another daemon: so that what is read lies in the area, and where it lies there is known.
+        // By another daemon, so that the data is in the area, and its location there is known.
         node.kill();
         one.call(&case.operation);
     }
@@ -214,8 +214,8 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
     drop(MEANWHILE.take());
     let own = case.look.iter().map(|call| one.call(call)).collect();
     let others = others_look().iter().map(|call| second.borrow_mut().call(call)).collect();
-    let found = Told { operation, meanwhile: answer.take(), own, others };
-    let wanted: Vec<Told> = match found.meanwhile[..] {
+    let found = Outcome { operation, meanwhile: answer.take(), own, others };
+    let wanted: Vec<Outcome> = match found.meanwhile[..] {
         [] => vec![expected(case, None)],
         _ => [true, false].map(|first| expected(case, Some(first))).to_vec(),
     };
@@ -227,7 +227,7 @@ fn death((machine, node): (&Machine, &Arc<Node>), case: &Case, round: Round, at_
     clear(&mut one);
     machine.bury(first.pid());
     machine.bury(second_local.pid());
-    // What the processes had been promised is given back.
+    // Reservations of the processes are given back.
     node.kill();
     (deaths, !found.meanwhile.is_empty())
 }
@@ -289,7 +289,7 @@ fn what_others_did_while_a_program_stood_still_is_seen_by_it() {
 fn who_was_shut_out_does_nothing_twice_whenever_the_daemon_dies_over_it() {
     ipc::sync::install_step(step);
     let all = std::env::var_os("HEARTH_PROVE").is_some();
-    // What matters comes soon after the log is sealed.
+    // The interesting part comes soon after the log is sealed.
     let next = |later: u64| match all {
         true => later + 1 + later.saturating_sub(300) / 16,
         false => later + STRIDE.max(later / 8),
@@ -461,7 +461,7 @@ fn blocks_that_were_used_again_while_a_reader_stood_still_are_not_what_it_gives(
         MEANWHILE.set(Some(Box::new(move || {
             two.call(&Call::Truncate { path: at("f"), size: 0 });
             two.call(&open(4, "g", CREATE));
-            // Every block that is free has other contents then, a few that nobody is promised excepted.
+            // Every block that is free has other contents then, except a few unreserved ones.
             for _ in 0..200 {
                 two.call(&write(4, 9, LONG));
                 let daemon = other.daemon().expect("it was started for the first write");

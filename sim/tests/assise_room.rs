@@ -95,7 +95,7 @@ impl Link for LossyLink {
     }
 }
 
-/// SharedFS reads the larger log, the program does not know of it: what it writes afterwards counts all the same.
+/// SharedFS reads the larger log, and the program does not know of it: its later records count all the same.
 #[test]
 fn the_answer_to_a_larger_log_is_lost() {
     const BLOCK: usize = 4000;
@@ -133,7 +133,8 @@ fn the_answer_to_a_larger_log_is_lost() {
     }
 }
 
-/// What fits the log that there is goes through it; what does not is told at once that there is no space.
+/// Records that fit the present log go through it; for a larger one the program gets the error at once that there is no
+/// space.
 #[test]
 fn there_is_no_space_for_a_larger_log() {
     let config = Config { log_bytes: 64 << 10, log_bytes_max: 1 << 20, ..tiny() };

@@ -1,6 +1,6 @@
 //! Two processes with two threads each append to one file and move names about, under many schedules: the real LibFS
-//! and SharedFS, switched wherever they touch a shared word. What the machine's own schedules rarely show, a lease
-//! that goes between the look at it and the record made under it, happens here in every other seed.
+//! and SharedFS, switched wherever they touch a shared word. A lease that ends between the check of it and the record
+//! made under it is rare in the machine's own schedules, and happens here in every other seed.
 //!
 //! `HEARTH_SEEDS` multiplies the number of seeds.
 
@@ -100,7 +100,7 @@ fn simulate(
     let main = move || {
         let folder = assise_local::folder();
         let medium = Medium::memory(folder.path()).expect("the folder is there");
-        // What is granted stays long enough for one operation, or nobody would get anywhere.
+        // A grant stays long enough for one operation, or no process would make progress.
         let hold_min = Config::default().hold_min;
         let config = Config { grace: std::time::Duration::from_secs(3600), hold_min, ..tiny() };
         let node = Node::on(host.clone(), medium, config, Some(folder));
@@ -145,7 +145,7 @@ fn folder(libfs: &LibFs, name: &[u8]) -> InodeNumber {
 }
 
 /// Moves a file of its own, and then a folder, to and fro between two folders, which the other process does the other
-/// way round. Who moves folders wants a third lease, that of all moves of folders.
+/// way round. A move of a folder needs a third lease, that of all moves of folders.
 fn cross(libfs: &LibFs, process: usize) {
     let mut folders = [folder(libfs, b"left"), folder(libfs, b"right")];
     folders.rotate_left(process);
@@ -164,8 +164,9 @@ fn cross(libfs: &LibFs, process: usize) {
     }
 }
 
-/// Two processes that want the same two leases, on a machine so slow that both may always be taken back: who asked
-/// only for what it lacks would get it for what it has, and exchange it with the other one without end.
+/// Two processes that want the same two leases, on a machine so slow that both may always be taken back: a process that
+/// requested only the lease that it lacks would lose the one that it has, and exchange it with the other process
+/// without end.
 fn crossing(seed: u64) {
     let slow = sim::Limits { step_ns_max: 4_000, ..sim::Limits::default() };
     simulate(seed, slow, |node, _, processes| {

@@ -1,5 +1,5 @@
-//! Several processes with several threads each, at the same files and folders at once, on the real clock: nothing is
-//! lost, nothing tears, nobody waits for ever. The schedules are the machine's; the simulator tries its own.
+//! Several processes with several threads each, at the same files and folders at once, on the real clock: no data is
+//! lost or torn, and no thread waits for ever. The schedules are the machine's; the simulator tries its own.
 
 mod assise_local;
 
@@ -120,7 +120,7 @@ fn what_many_append_is_there_once_and_whole() {
 #[test]
 fn a_long_read_ends_beside_a_writer() {
     const PIECES: u64 = 500;
-    // Large enough for all: what is digested is one piece.
+    // Large enough for all, so that the digested data is one piece.
     let node = Node::new(Config { log_bytes: 64 << 20, log_bytes_max: 64 << 20, ..tiny() });
     let libfs = Arc::new(node.attach(Caller::ROOT, Limits { attempts: 24, ..Limits::default() }).0);
     let root = libfs.root().expect("there is a root").inode;

@@ -28,7 +28,7 @@ fn start(host: &Arc<SimHost>, name: &str, body: impl FnOnce() + Send + 'static) 
     host.spawn(name, Box::new(body)).unwrap()
 }
 
-/// What happens to whom.
+/// The faults, and the process that each one hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -143,7 +143,7 @@ fn one_seed_gives_one_run_of_the_ring() {
     }
 }
 
-/// What is broken on purpose.
+/// The bug that is planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bug {
     None,
@@ -161,7 +161,7 @@ enum Bug {
     SealBeforeCommit,
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrote {
     Yes,
@@ -203,10 +203,10 @@ impl Session {
         Inside { slots: &self.slots, overflow: &self.overflow[0] }
     }
 
-    /// One write; what became of it.
+    /// Makes one write; returns its outcome.
     fn write(&self, writer: usize, granted: Lease, bug: Bug) -> Wrote {
         let inside = self.inside();
-        // Whoever fences: the simulator runs one thread at a time.
+        // Either side may fence: the simulator runs one thread at a time.
         let fence = [FenceBy::Operation, FenceBy::Revoker][writer % 2];
         let early = bug != Bug::CheckBeforeEntry || self.lease[0].load() == granted;
         let entered = inside.enter(PLACES[writer], fence);
@@ -305,7 +305,7 @@ fn revocation(seed: u64, fault: Fault, bug: Bug) -> Result<bool, String> {
         if session.seals[writer].load() == Seal::Open && last != cut {
             return Err(format!("seed {seed}: log {writer} was cut at {cut} and went on to {last}"));
         }
-        // A killed writer may have committed what nobody was told.
+        // A killed writer may have committed records without a report.
         if told > cut || (told != cut && fault != Fault::Kill) {
             return Err(format!("seed {seed}: {told} writes were told, log {writer} holds {cut}"));
         }

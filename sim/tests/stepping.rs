@@ -1,5 +1,5 @@
-//! The simulator itself: equal seeds give equal runs, time passes only when nobody can run, kills and pauses do what
-//! the real ones do, and what hangs is told.
+//! The simulator itself: equal seeds give equal runs, time passes only when no thread can run, kills and pauses work
+//! like real ones, and hanging threads are reported.
 
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
 

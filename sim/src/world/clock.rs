@@ -20,7 +20,7 @@ impl NodeClock {
         Self { host, offset_ns, drift_ppm }
     }
 
-    /// What it shows at a true time.
+    /// The time that it shows at a true time.
     pub fn shows(&self, truth: Time) -> Time {
         let ran = i128::from(truth.as_ns()) * (MILLION + i128::from(self.drift_ppm)) / MILLION;
         Time::from_ns(self.offset_ns + u64::try_from(ran).expect("a simulation is short"))

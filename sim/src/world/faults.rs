@@ -1,4 +1,4 @@
-//! What goes wrong in a world: one thing after the other, some of which end by themselves later.
+//! The faults of a world: one after the other, some of which end by themselves later.
 
 use super::node::{Life, name};
 use super::{LEASE, World, lock};

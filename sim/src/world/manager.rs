@@ -1,5 +1,6 @@
-//! The cluster manager of a world: the rules that ship ([`cluster::ManagerCore`]), on a clock of its own, reached over links that
-//! are slow, cut, or lose an answer. What it decided is durable before it is seen; it dies and starts again from that.
+//! The cluster manager of a world: the rules that ship ([`cluster::ManagerCore`]), on a clock of its own, reached over
+//! links that are slow, cut, or lose an answer. Its decisions are durable before they are seen; it dies and starts
+//! again from them.
 
 use super::clock::NodeClock;
 use super::{World, lock};
@@ -19,8 +20,8 @@ const TICK: Duration = Duration::from_millis(4);
 /// Longest way of a request or an answer.
 const WAY_NS: u64 = 300_000;
 
-/// What runs, and what is durable.
-struct State {
+/// The running manager, and its durable state.
+struct ManagerState {
     core: Option<ManagerCore>,
     durable: (View, VecDeque<Record>),
     /// Nodes that it does not hear, and nodes that do not hear it.
@@ -32,7 +33,7 @@ struct State {
 pub struct SimManager {
     clock: NodeClock,
     host: Arc<SimHost>,
-    state: Mutex<State>,
+    state: Mutex<ManagerState>,
     /// Grows with every view.
     changed: Word,
 }
@@ -42,7 +43,7 @@ impl SimManager {
     pub fn new(host: Arc<SimHost>, clock: NodeClock, rules: Rules) -> Self {
         let durable = (View::new(1, rules), VecDeque::new());
         let (deaf, unheard) = (BTreeSet::new(), BTreeSet::new());
-        let state = Mutex::new(State { core: None, durable, deaf, unheard });
+        let state = Mutex::new(ManagerState { core: None, durable, deaf, unheard });
         Self { clock, host, state, changed: Word::new(0) }
     }
 
@@ -68,7 +69,7 @@ impl SimManager {
     /// Requests of a node are lost from now on, or answers to it, or neither.
     pub fn cut(&self, node: NodeId, (requests, answers): (bool, bool)) {
         let mut state = lock(&self.state);
-        let State { deaf, unheard, .. } = &mut *state;
+        let ManagerState { deaf, unheard, .. } = &mut *state;
         for (set, cut) in [(deaf, requests), (unheard, answers)] {
             if cut {
                 set.insert(node);

@@ -2,7 +2,8 @@
 //! transport, the rules of the cluster manager, and clocks of which each runs as it likes within the bound. Nodes die with or
 //! without their power, links are cut, slow or broken, the manager goes and comes; programs go on at whichever node leads.
 //!
-//! What must hold is in [`invariants`], one file each. A seed is a schedule: the same seed gives the same trace.
+//! The invariants of a world are in [`invariants`], one file each. A seed is a schedule: the same seed gives the same
+//! trace.
 //!
 //! The world's own thread is the keeper of all nodes, and does the faults. Its locks are the standard library's and are never
 //! held where another thread may get the turn.
@@ -47,7 +48,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Nodes of a pool's tree.
 const TREE_NODES: u32 = 1024;
 
-/// What a run is made of.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Nodes of the chain.
@@ -61,11 +62,11 @@ pub struct Plan {
 pub struct Outcome {
     /// With the trace of the run.
     pub ended: Ended,
-    /// What happened.
+    /// The counts of events.
     pub counts: Counts,
 }
 
-/// What happened, so that a run in which nothing did is seen.
+/// Counts of events, so that a run in which none happened is noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Lives of the chain that served.
@@ -192,7 +193,7 @@ fn new_pool(node: NodeId) -> Image {
 /// Runs one seed.
 ///
 /// # Errors
-/// What was violated, or why it never ended.
+/// The violation, or why the run never ended.
 pub fn run(seed: u64, plan: Plan) -> Result<Outcome, String> {
     let limits = Limits { steps_max: 100_000_000, ..Limits::default() };
     let simulation = Arc::new(Simulation::new(seed, limits));
@@ -244,7 +245,7 @@ pub fn run(seed: u64, plan: Plan) -> Result<Outcome, String> {
 }
 
 impl World {
-    /// Nobody goes on.
+    /// No thread goes on.
     pub(crate) fn is_over(&self) -> bool {
         // Acquire: pairs with the Release of the keeper.
         self.over.load(Ordering::Acquire) == 2
@@ -333,7 +334,7 @@ impl World {
         for index in 0..self.plan.nodes as usize {
             let life = lock(&self.nodes)[index].life.clone();
             if life.is_some_and(|life| !life.host.is_alive()) {
-                // It ended by itself; what it stored is there.
+                // It ended by itself; its stored bytes stay.
                 let pause = Duration::from_millis(5);
                 self.bury(index, |recorder| recorder.after_kill(), now.after(pause));
             }
@@ -344,7 +345,7 @@ impl World {
         }
     }
 
-    /// A process is dead: what is left of its pool, and when it is started again.
+    /// Notes that a process is dead, with the rest of its pool, and when it is started again.
     fn bury(&self, index: usize, left: impl FnOnce(&Recorder) -> Recorder, again: Time) {
         let name = {
             let mut nodes = lock(&self.nodes);

@@ -1,5 +1,5 @@
-//! One life of a node: its pool opened as a standby, its membership, and the part that the view gives it, as the program's
-//! daemon does it (`src/chain`): what is decided about the other nodes is the same code, [`cluster::Part`] and
+//! One life of a node: its pool opened as a standby, its membership, and the part that the view gives it, as in the
+//! program's daemon (`src/chain`): the decisions about the other nodes are made by the same code, [`cluster::Part`] and
 //! [`cluster::Peers`].
 
 use super::clock::NodeClock;
@@ -222,8 +222,8 @@ impl Member {
         let term = Term { node: self.life.node, epoch: view.epoch, version: subtree.version.get() };
         match self.standby.lead(term, copies) {
             Ok((daemon, recovered)) => {
-                // Behind what was synced a power cut leaves any part, which looks like damage; whether what was synced is there
-                // is judged at the programs.
+                // Behind the synced bytes a power cut leaves any part of the others, which looks like damage; the
+                // programs' histories judge whether the synced ones are there.
                 let is_damaged = !recovered.damaged.is_empty() || recovered.kept.is_some();
                 if is_damaged && !self.world.is_torn(self.life.node) {
                     self.world.violate(&format!("a copy that leads lost something: {recovered:?}"));
@@ -267,7 +267,7 @@ impl Member {
         self.world.begin_programs(&self.life, &daemon);
     }
 
-    /// What says, at any true time, whether the node believes that it may serve.
+    /// A function that tells, at any true time, whether the node believes that it may serve.
     fn valid(self: &Arc<Self>) -> Box<dyn Fn(Time) -> bool + Send + Sync> {
         let clock = NodeClock::new(self.life.host.clone(), self.life.clock);
         let member = self.clone();

@@ -184,13 +184,13 @@ fn is_file(number: usize) -> bool {
     number.is_multiple_of(4)
 }
 
-/// What an operation writes.
+/// The bytes that an operation writes.
 fn data(number: usize) -> Vec<u8> {
     (number as u64).to_le_bytes().into_iter().cycle().take(PLACE).collect()
 }
 
 impl World {
-    /// A head serves: what is there is judged, and both programs go on.
+    /// A head serves: the tree is judged, and both programs go on.
     pub(crate) fn begin_programs(self: &Arc<Self>, life: &Arc<Life>, daemon: &Arc<Daemon>) {
         let (world, theirs, daemon) = (self.clone(), life.clone(), daemon.clone());
         let body = move || {
@@ -207,7 +207,7 @@ impl World {
         drop(life.host.spawn("judge", Box::new(body)).expect("a simulated thread"));
     }
 
-    /// What a take-over left of the programs; none if that is not what must be.
+    /// The operations of the programs that a take-over left; none if they violate an invariant.
     fn judge(&self, life: &Arc<Life>, daemon: &Arc<Daemon>) -> Option<[usize; 2]> {
         let libfs = self.expect("the judge attaches", attach(life, daemon, 1))?;
         let files = Files::open(libfs).map_err(|error| format!("{error:?}"));

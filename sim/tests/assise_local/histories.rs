@@ -1,4 +1,4 @@
-//! What programs did, and an oracle that says what is there after any part of it.
+//! Histories of programs, and an oracle that gives the tree after any part of one.
 //!
 //! A program asks its engine for changes by inode and name, one record each, and notes each that was done together
 //! with its place in the one order of all: LibFS asks its host for the time after it has made sure of its leases and
@@ -75,17 +75,17 @@ impl Host for Stamped {
 }
 
 /// A folder and a name in it.
-pub type Place = (InodeNumber, &'static str);
+pub type NamePlace = (InodeNumber, &'static str);
 
 /// A change, with what came of it.
 #[derive(Clone, Debug)]
 pub enum Change {
     Create {
-        at: Place,
+        at: NamePlace,
         folder: bool,
         inode: InodeNumber,
     },
-    /// At the end if there is no offset. What is written says who wrote it: see [`data`].
+    /// At the end if there is no offset. The bytes tell their writer: see [`data`].
     Write {
         inode: InodeNumber,
         offset: Option<u64>,
@@ -97,23 +97,23 @@ pub enum Change {
         size: u64,
     },
     Rename {
-        from: Place,
-        to: Place,
+        from: NamePlace,
+        to: NamePlace,
         mode: RenameMode,
     },
     Link {
         inode: InodeNumber,
-        to: Place,
+        to: NamePlace,
     },
     Unlink {
-        at: Place,
+        at: NamePlace,
         removal: Removal,
     },
 }
 
 /// A change that was done.
 #[derive(Clone, Debug)]
-pub struct Done {
+pub struct ProgramChange {
     pub who: usize,
     /// Which of the program's changes it is, from 1.
     pub number: usize,
@@ -127,12 +127,12 @@ pub struct Done {
 /// Something that a program did.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A change is asked for; what will come of it is not in it.
-    Begun(Done),
+    /// A program begins a change; its result is not recorded.
+    Begun(ProgramChange),
     /// It was refused.
     Refused { who: usize },
     /// It returned.
-    Done(Done),
+    Done(ProgramChange),
     /// A sync that began when so many events had been, and was of an inode or of everything.
     Synced { who: usize, inode: Option<InodeNumber>, begin: usize },
 }
@@ -180,7 +180,7 @@ fn tag(who: usize, number: usize) -> [u8; 8] {
     [MARK, who as u8, low, high, a, b, c, d]
 }
 
-/// What a program's change writes: its number, again and again.
+/// The bytes of a program's change: its number, again and again.
 pub fn data(who: usize, number: usize, bytes: usize) -> Vec<u8> {
     tag(who, number).into_iter().cycle().take(bytes).collect()
 }
@@ -244,7 +244,8 @@ impl<E: Engine> Program<E> {
     pub fn run(mut self, operations: usize) {
         for _ in 0..operations {
             if let Err(error) = self.operate() {
-                // What was not there, or in the way: the other program was faster, or chance chose badly.
+                // The file was not there, or was in the way: the other program was faster, or the random choice was
+                // bad.
                 let common = [
                     Error::NotFound,
                     Error::Exists,
@@ -264,7 +265,7 @@ impl<E: Engine> Program<E> {
         self.random.below(bound as u64) as usize
     }
 
-    fn place(&mut self) -> Place {
+    fn place(&mut self) -> NamePlace {
         // Its own folder comes first: a third of all.
         let folder = if self.below(3) == 0 { 0 } else { self.below(self.folders.len()) };
         (self.folders[folder], NAMES[self.below(NAMES.len())])
@@ -286,11 +287,17 @@ impl<E: Engine> Program<E> {
     ) -> Result<(), Error> {
         let Self { who, saw, .. } = *self;
         let number = self.number + 1;
-        self.trace.push(Event::Begun(Done { who, number, stamp: i64::MAX, change: wanted, saw }));
+        self.trace.push(Event::Begun(ProgramChange { who, number, stamp: i64::MAX, change: wanted, saw }));
         let made = make(&self.engine);
         if let Ok(Some(change)) = made {
             self.number = number;
-            self.trace.push(Event::Done(Done { who, number, stamp: self.stamped.last(), change, saw }));
+            self.trace.push(Event::Done(ProgramChange {
+                who,
+                number,
+                stamp: self.stamped.last(),
+                change,
+                saw,
+            }));
             return Ok(());
         }
         self.trace.push(Event::Refused { who });
@@ -441,8 +448,8 @@ impl<E: Engine> Program<E> {
 }
 
 /// Changes in the order in which they took effect.
-pub fn in_order(events: &[Event]) -> Vec<Done> {
-    let mut changes: Vec<Done> = events
+pub fn in_order(events: &[Event]) -> Vec<ProgramChange> {
+    let mut changes: Vec<ProgramChange> = events
         .iter()
         .filter_map(|event| match event {
             Event::Done(done) => Some(done.clone()),
@@ -480,7 +487,7 @@ impl Oracle {
         self.inodes.get(&inode).copied().ok_or_else(|| format!("inode {inode:?} was not made"))
     }
 
-    fn place(&self, at: Place) -> Result<(InodeNumber, Name<'static>), Impossible> {
+    fn place(&self, at: NamePlace) -> Result<(InodeNumber, Name<'static>), Impossible> {
         Ok((self.inode(at.0)?, name(at.1)))
     }
 
@@ -488,7 +495,7 @@ impl Oracle {
         self.handles.get(&inode).copied().ok_or_else(|| format!("file {inode:?} was not made"))
     }
 
-    fn play(&mut self, done: &Done) -> Result<(), Impossible> {
+    fn play(&mut self, done: &ProgramChange) -> Result<(), Impossible> {
         let model = self.model.clone();
         let failed = |error: Error| format!("{done:?} would end with {error}");
         match &done.change {
@@ -532,8 +539,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// What a name stands for, by the programs' number.
-    fn found(&self, at: Place) -> Option<InodeNumber> {
+    /// The inode of a name, by the programs' number.
+    fn found(&self, at: NamePlace) -> Option<InodeNumber> {
         let (parent, child) = self.place(at).ok()?;
         let mut found = Vec::new();
         self.model.walk(&Caller::ROOT, parent, &[Step::Child(child)], &mut found).ok()?;
@@ -541,7 +548,7 @@ impl Oracle {
         self.inodes.iter().find(|(_, inode)| **inode == wanted).map(|(inode, _)| *inode)
     }
 
-    /// What a change that comes next looks at and changes.
+    /// The inodes and names that a change reads and changes.
     fn touched(&self, change: &Change) -> Touched {
         let mut touched = Touched::default();
         let places = match change {
@@ -574,7 +581,7 @@ impl Oracle {
 /// The first that does not end as it did.
 pub fn replay<'a>(
     folders: &[InodeNumber],
-    changes: impl Iterator<Item = &'a Done>,
+    changes: impl Iterator<Item = &'a ProgramChange>,
 ) -> Result<(Tree, Vec<Touched>), Impossible> {
     let mut oracle = Oracle::new(folders);
     let mut touched = Vec::new();

@@ -1,5 +1,5 @@
-//! A SharedFS and its LibFSes in one process: the real parts over memory that is shared with nobody, calls made
-//! directly. What a program does by socket and ring is the same from there on.
+//! A SharedFS and its LibFSes in one process: the real parts over memory of this process alone, calls made directly.
+//! From there on it is the same as for a program that uses socket and ring.
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
@@ -50,7 +50,7 @@ pub struct Node {
     pub medium: Medium,
     pub config: Config,
     daemon: Mutex<Option<Arc<Daemon>>>,
-    /// Generations of the daemon that runs, once somebody attached.
+    /// Generations of the daemon that runs, once a LibFS has attached.
     generations: Mutex<Option<Arc<ipc::Mapping>>>,
     folder: Option<tempfile::TempDir>,
 }
@@ -198,7 +198,7 @@ impl Node {
     /// Starts the daemon if the pool can be recovered.
     ///
     /// # Errors
-    /// What recovery says.
+    /// The error of the recovery.
     pub fn try_start(&self) -> Result<Recovered, sharedfs::Error> {
         let (daemon, recovered) = Daemon::open(self.host.clone(), &self.medium, self.config)?;
         *self.slot() = Some(Arc::new(daemon));
@@ -213,7 +213,7 @@ impl Node {
     /// The daemon dies: nothing is ended, nothing digested.
     pub fn kill(&self) {
         if let Some(generations) = self.generations.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // What the kernel does, before it gives the pool free.
+            // The kernel does this before it gives the pool free.
             let word = generations.words::<AliveWord>(ALIVE_OFFSET, 1).expect("it stands there");
             word[0].set_died();
         }
@@ -316,7 +316,7 @@ impl Local {
         self.seal_word()[0].seal(commits.commit(), || ());
     }
 
-    /// The same, but the daemon stops in the middle of it. What it has read for the cut.
+    /// The same, but the daemon stops in the middle of it. Returns the values that it has read for the cut.
     pub fn begin_to_seal(&self) -> Sealing {
         let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("it attached");
         let cut = ipc::ClientPages::new(&words).expect("they are large enough").commit().load();

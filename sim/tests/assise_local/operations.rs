@@ -8,9 +8,9 @@ pub struct Case {
     pub name: &'static str,
     pub setup: Vec<Call>,
     pub operation: Call,
-    /// What the program looks at afterwards.
+    /// The calls of the program afterwards.
     pub look: Vec<Call>,
-    /// What the other one does meanwhile, where that is told.
+    /// The calls of the other program meanwhile, where there are any.
     pub meanwhile: Vec<Call>,
 }
 

@@ -16,7 +16,7 @@ pub fn process<E: vfs::Engine>(engine: Arc<E>, id: u64) -> Player<E> {
     Player::with_owner(engine, LockOwner::Process { id, pid: id as u32 }).expect("the tree has a root")
 }
 
-/// What a process sees at each path.
+/// The answers that a process gets at each path.
 pub type Tree = BTreeMap<String, Vec<Answer>>;
 
 /// All names, types, attributes and contents, as root sees them.

@@ -31,19 +31,20 @@ thread_local! {
     pub static NODE: RefCell<Option<Arc<Node>>> = const { RefCell::new(None) };
     /// Steps from the first death to a second one; 0 for none.
     pub static AGAIN: Cell<u64> = const { Cell::new(0) };
-    /// The daemon dies when somebody knocks next.
+    /// The daemon dies at the next connection request.
     pub static DIES_AT_DOOR: Cell<bool> = const { Cell::new(false) };
     /// The daemon stopped in the middle of something: it dies before it answers a call.
     pub static STUCK: Cell<bool> = const { Cell::new(false) };
-    /// What another program does while the one stands still whose step it was.
+    /// The operations of another program while the first one is stopped at its step.
     pub static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
-    /// What another thread of the program does, tried at each step outside of the daemon until no lock is in its way.
+    /// The operations of another thread of the program, tried at each step outside of the daemon until no lock is in
+    /// its way.
     pub static OTHER_THREAD: RefCell<Option<Box<dyn FnMut() -> bool>>> = const { RefCell::new(None) };
     /// That is what runs now.
     pub static IS_OTHER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a thread of the daemon unwinds with.
+/// The value with which a thread of the daemon unwinds.
 pub struct Died;
 
 pub fn step() {
@@ -108,7 +109,7 @@ pub fn inside<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// A program whose daemon is mortal, and is started again when somebody knocks.
+/// A program whose daemon may die, and is started again at the next connection request.
 struct Mortal {
     local: Arc<Local>,
     node: Arc<Node>,

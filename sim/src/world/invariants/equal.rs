@@ -8,7 +8,7 @@ use pmem::{Image, Recorder};
 use std::collections::BTreeMap;
 use zerocopy::FromBytes;
 
-/// What can be compared of a tree.
+/// The parts of a tree that can be compared.
 #[derive(PartialEq, Eq)]
 struct Tree {
     items: BTreeMap<Key, Vec<u8>>,

@@ -1,4 +1,4 @@
-//! What must hold in every world, one file each. The numbers are those of `docs/replication.md`.
+//! The invariants of every world, one file each. The numbers are those of `docs/replication.md`.
 
 pub mod equal;
 pub mod one_head;
@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex};
 /// Whether a node believes, at a true time, that it may serve.
 pub type Believes = Box<dyn Fn(Time) -> bool + Send + Sync>;
 
-/// What is known of all that happened.
+/// The recorded events on which the invariants are judged.
 #[derive(Default)]
 pub struct Invariants {
     pub(crate) one_head: one_head::OneHead,
-    /// What each program did.
+    /// The operations of each program.
     pub(crate) histories: Mutex<[History; 2]>,
 }
 

@@ -16,7 +16,8 @@ impl OneHead {
         lock(&self.0).push(Arc::new(HeadLife { life, version, believes }));
     }
 
-    /// The run is over. What each life believes holds on to the world, which would keep the memory of every run.
+    /// The run is over. The beliefs of each life hold references to the world, which would keep the memory of every
+    /// run.
     pub(crate) fn clear(&self) {
         let heads = std::mem::take(&mut *lock(&self.0));
         drop(heads);

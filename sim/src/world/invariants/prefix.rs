@@ -1,5 +1,5 @@
-//! What is there of a program is a prefix of its operations, closed under what they depend on: if an operation is there whose
-//! program had seen operations of another one before, those are there, too.
+//! The operations of a program that are there are a prefix of its operations, closed under their dependencies: if an
+//! operation is there whose program had seen operations of another one before, those are there, too.
 
 use super::History;
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
-//! What an fsync acknowledged is there at whichever node leads next; and nothing is there that was never done.
+//! Every operation that an fsync acknowledged is there at whichever node leads next, and no operation is there that was
+//! never done.
 
 use super::History;
 
