@@ -1,5 +1,6 @@
-//! The answers of calls, through both doors, beside those of the kernel's own file system in memory: each case of
-//! `answers/calls.c` prints what its calls answered, and has to print the same everywhere, but for the lines that a test names.
+//! The answers of calls, through the library and through the mount, beside those of the kernel's own file system in
+//! memory: each case of `answers/calls.c` prints the answers to its calls, and has to print the same everywhere, except
+//! for the lines that a test names.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -33,16 +34,16 @@ fn printed(door: &str, output: &Output) -> String {
     out.into_owned()
 }
 
-/// What a case prints on a file system of the kernel's.
+/// The output of a case on a file system of the kernel.
 fn on_tmpfs(case: &str) -> String {
     let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
     printed("tmpfs", &limited(&[&program(), case], &[folder.path().to_str().unwrap()]))
 }
 
-/// A door's own answers, as lines: the file system in memory answers the first, the door the second.
+/// Lines that differ, as pairs: the answer of the file system in memory, and ours.
 type Own<'a> = &'a [(&'a str, &'a str)];
 
-/// Compares line by line; what differs has to be among the door's own answers, and each of those has to occur.
+/// Compares line by line; each difference has to be among the named ones, and each of those has to occur.
 fn compare(case: &str, door: &str, theirs: &str, ours: &str, own: Own<'_>) {
     let mut wrong = Vec::new();
     let mut met = vec![false; own.len()];
@@ -66,7 +67,7 @@ fn compare(case: &str, door: &str, theirs: &str, ours: &str, own: Own<'_>) {
     assert!(wrong.is_empty(), "{case}, {door}:\n{}", wrong.join("\n"));
 }
 
-/// Plays cases through both doors and on the kernel's file system in memory.
+/// Plays cases through the library, through the mount and on the kernel's file system in memory.
 fn same(cases: &[&str]) {
     for case in cases {
         same_but(case, &[], &[]);
@@ -167,7 +168,7 @@ fn start(node: &Node, mounted: bool, case: &str, folder: &str) -> std::process::
     command.args([&program(), case, folder]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A name that always exists is found, whoever renames over it meanwhile.
+/// A name that always exists is found, whatever is renamed over it meanwhile.
 fn meet(node: &Node, doors: &[(bool, bool)]) {
     for (renamer, caller) in doors {
         let folder = node.path(&format!("{renamer}-{caller}"));

@@ -1,5 +1,5 @@
-//! Calls that few programs make, through both doors: what each does, and what is refused how, is the same as on a file
-//! system of the kernel's, but for what docs/compatibility.md names.
+//! Calls that few programs make, through the library and through the mount: effects and refusals are those of a file
+//! system of the kernel, except where docs/compatibility.md says otherwise.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]

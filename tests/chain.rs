@@ -1,6 +1,6 @@
-//! Clusters of several nodes, with real processes: what a program synced at one node is at the next one when the first is
-//! killed; a copy that dies holds nobody up for long; a node that comes back is a copy again; and nobody is served where
-//! another node leads.
+//! Clusters of several nodes, with real processes: data that a program synced on one node is on the next one when the
+//! first is killed; a copy that dies delays the others only briefly; a node that comes back is a copy again; and no
+//! program is served by a node while another one leads.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -61,7 +61,7 @@ fn some(job: &mut Job) -> u64 {
     (0..SOME).map(|_| job.line().unwrap().parse().unwrap()).last().unwrap()
 }
 
-/// What all nodes say of the chain.
+/// The report of all nodes about the chain.
 fn chain(node: &Node, number: u32) -> serde_json::Value {
     node.statuses()[number as usize - 1]["chain"].clone()
 }
@@ -268,7 +268,7 @@ fn programs_are_turned_away_where_another_node_leads() {
     let refused = node.try_hearth(&["mount", "--node", "2"]);
     assert_eq!(refused.status.code(), Some(1));
     refused.expect_failure("node 1 leads, not node 2");
-    // Who does not ask before finds nobody who serves him.
+    // A program that does not ask before finds that no node serves it.
     let socket = format!("HEARTH_SOCKET={}/node-2/socket", node.dir());
     let script = ["run", "--", "env", &socket, "ls", &node.path("")];
     node.try_hearth(&script).expect_failure("Input/output error");
@@ -320,7 +320,7 @@ fn process_with(words: &[&str], other: i32) -> Option<i32> {
     numbers.find(|pid| *pid != other && of(*pid))
 }
 
-/// What takes long is loaded before it is needed, so that a copy whose daemon died is silent for milliseconds.
+/// Slow libraries are loaded before they are needed, so that a copy whose daemon died is silent for milliseconds.
 #[test]
 fn a_daemon_of_several_that_dies_is_replaced_by_one_that_was_ready() {
     let node = Node::several(2);

@@ -1,7 +1,7 @@
-//! Nodes of a cluster killed at any instant, in any order, under mixed operations: what was synced is there, the rest is a
-//! prefix closed under what was seen, and all trees are equal when the nodes are back.
+//! Nodes of a cluster killed at any instant, in any order, under mixed operations: synced data is there, the rest is a
+//! prefix closed under what each program had seen, and all trees are equal when the nodes are back.
 //!
-//! Two workers do operations from a seed, and say what they did, what they synced, and what they saw of each other. The
+//! Two workers do operations from a seed, and print which they did and synced, and which they saw of each other. The
 //! counts of each kind are variables; `make prove-copies` has the full ones.
 
 #![forbid(unsafe_code)]
@@ -43,7 +43,7 @@ fn lease(rounds: u64) -> u64 {
     if rounds > 10 { SHORT } else { LONG }
 }
 
-/// What happens to the nodes in a round, from the node that leads on; all are started again in the end.
+/// The fault of the nodes in a round, from the node that leads on; all are started again in the end.
 type Fault = fn(&Chain, u32, &mut Random);
 
 /// Rounds in which workers at the node that leads are ended by a fault, and others go on at the node that leads then. A round
@@ -176,7 +176,7 @@ fn two_faults_at_once_lose_nothing_that_was_synced() {
     rounds("copy killed while the head returns", 3, wanted, copy_killed);
 }
 
-/// What programs may notice of a fault, in rounds in which they go on.
+/// The disturbances that programs may notice, in rounds in which they go on.
 struct Bounds {
     /// The lease and the patience, in ms.
     times: [u64; 2],

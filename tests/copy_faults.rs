@@ -41,7 +41,7 @@ fn a_worker_says_what_it_did() {
     worker::job(&words);
 }
 
-/// What happens to a copy.
+/// A fault of a copy.
 trait Fault {
     /// It happens to the copy at a node. How often a member had left or come back then.
     fn begin(&mut self, chain: &Chain, copy: u32) -> usize;
@@ -298,7 +298,7 @@ int fdatasync(int fd) { return go(SYS_fdatasync, fd); }
 ";
 
 impl Device {
-    /// One that nobody had before: daemons of earlier rounds may live.
+    /// A unique one: daemons of earlier rounds may live.
     fn new(chain: &Chain, number: u64) -> Self {
         let [source, library, fails] =
             ["c", "so", "fails"].map(|end| format!("{}/device-{number}.{end}", chain.dir()));
@@ -340,7 +340,7 @@ impl Fault for Failing {
     fn mend(&mut self, chain: &Chain, copy: u32) {
         match self {
             Self::Removed => {}
-            // What is left is of no use.
+            // The rest is of no use.
             Self::Cut(_) => {
                 let number = copy.to_string();
                 chain.try_hearth(&["down", "--node", &number, "--hard"]);

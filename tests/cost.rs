@@ -1,4 +1,4 @@
-//! What a write costs a program, through the C library and all that lies below: no system call, no allocation, one
+//! The cost of a write for a program, through the C library and all layers below: no system call, no allocation, one
 //! fence, and of the update log its bytes with a header, rounded up to lines. Never time.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]

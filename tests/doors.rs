@@ -1,8 +1,8 @@
-//! The two doors at the same files at once: what a program does through the mount, which keeps pages, attributes and names in
-//! the kernel, and what another does through the library, neither loses nor sees too late (`docs/mount.md` numbers the
-//! schedules).
+//! The mount and the library at the same files at once: changes that one program makes through the mount, which keeps
+//! pages, attributes and names in the kernel, and those that another makes through the library, are neither lost nor
+//! seen too late (`docs/mount.md` numbers the schedules).
 //!
-//! `HEARTH_DOORS` says how many times the slice is done that stands here.
+//! `HEARTH_DOORS` says how often this slice is repeated.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -46,8 +46,8 @@ impl Actor {
     }
 }
 
-/// A mounted node with a program at each door.
-struct Doors {
+/// A mounted node with a program at the mount and one at the library.
+struct MountAndLibrary {
     mount: Actor,
     library: Actor,
     node: Node,
@@ -61,7 +61,7 @@ fn script_of(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doors").join(name).to_str().unwrap().to_owned()
 }
 
-impl Doors {
+impl MountAndLibrary {
     fn new() -> Option<Self> {
         if !harness::can_mount() {
             return None;
@@ -87,8 +87,8 @@ impl Doors {
         file
     }
 
-    /// The library writes to a file that is mapped at a mount which is no more: whoever maps it is told before that is
-    /// granted, and the next mount has what the library wrote.
+    /// The library writes to a file that is mapped through a mount that is gone: the process that mapped it is told
+    /// before the write is granted, and the next mount has the library's data.
     fn write_beside_a_mount_that_is_gone(mut self, file: &str) {
         self.library.does(&format!("write {file} 200 WRITTEN"));
         self.mount.0.tell(&format!("load {file} 200 7"));
@@ -105,7 +105,7 @@ impl Doors {
         self.end_with(|_| ());
     }
 
-    /// The same; what the gateway said at its end is looked at.
+    /// The same; the last output of the gateway is checked.
     fn end_with(self, look: impl FnOnce(&str)) {
         let Self { mount, library, node } = self;
         drop((mount, library));
@@ -138,7 +138,7 @@ fn through_mount() -> Actor {
 /// M.2: a page that a map made dirty holds what the library wrote before, beside what was stored.
 #[test]
 fn what_the_library_wrote_is_not_undone_by_a_page_of_a_map() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     for round in 0..20 * times() {
         let file = doors.path(&format!("file-{round}"));
         doors.library.does(&format!("open {file} O_RDWR|O_CREAT"));
@@ -160,10 +160,11 @@ fn what_the_library_wrote_is_not_undone_by_a_page_of_a_map() {
     doors.end();
 }
 
-/// Locks, writes, fsyncs, attributes: the gateway makes no call to the daemon, which could not answer, for what nobody else wants.
+/// Locks, writes, fsyncs, attributes: for files that no other session wants, the gateway makes no call to the daemon,
+/// which could not answer.
 #[test]
 fn what_nobody_else_wants_is_done_without_the_daemon() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let file = doors.path("file");
     doors.mount.does(&format!("open {file} O_RDWR|O_CREAT"));
     // Leases and room are fetched once.
@@ -176,10 +177,11 @@ fn what_nobody_else_wants_is_done_without_the_daemon() {
     doors.end();
 }
 
-/// What the kernel asks for while a program works at files that nobody else wants; the gateway says it at its end.
+/// The messages of the kernel while a program works with files that no other session wants; the gateway prints them at
+/// its end.
 #[test]
 fn a_file_costs_so_many_messages_and_less_than_a_call() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let dir = doors.path("dir");
     doors.library.does(&format!("mkdir {dir}"));
     doors.mount.says(&format!("churn {dir} 200"), "200");
@@ -209,7 +211,7 @@ fn a_file_costs_so_many_messages_and_less_than_a_call() {
 /// M.16: a gateway that stands still is killed, and what it had in the kernel is gone before others get its leases.
 #[test]
 fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_stands_still() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let file = doors.mapped("file");
     doors.node.stop_gateway();
     doors.write_beside_a_mount_that_is_gone(&file);
@@ -218,7 +220,7 @@ fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_stands_still() {
 /// M.16, M.17: the same for one that was killed.
 #[test]
 fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_was_killed() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let file = doors.mapped("file");
     doors.node.gateway().kill();
     doors.write_beside_a_mount_that_is_gone(&file);
@@ -226,16 +228,17 @@ fn a_map_fails_before_others_get_the_leases_of_a_gateway_that_was_killed() {
 
 #[test]
 fn a_map_fails_before_others_get_the_leases_of_a_mount_that_was_taken_away() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let file = doors.mapped("file");
     doors.node.hearth(&["umount", "--force"]);
     doors.write_beside_a_mount_that_is_gone(&file);
 }
 
-/// M.19: a daemon that is started again gives nobody what the kernel has pages of, before these are written back.
+/// M.19: a daemon that is started again grants no lease on files of which the kernel has pages before these are written
+/// back.
 #[test]
 fn a_page_that_is_not_written_back_outlives_the_daemon() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     for round in 0..3 * times() {
         let file = doors.mapped(&format!("file-{round}"));
         doors.node.daemon().kill();
@@ -255,7 +258,7 @@ fn a_page_that_is_not_written_back_outlives_the_daemon() {
 /// M.12: root has looked a name up; another user may not use it who may not search the directory.
 #[test]
 fn a_kept_name_is_only_for_users_who_may_search_its_directory() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let dir = doors.path("private");
     doors.library.does(&format!("mkdir {dir} 0o700"));
     doors.mount.does(&format!("open {dir}/file O_RDWR|O_CREAT"));
@@ -272,7 +275,7 @@ fn a_kept_name_is_only_for_users_who_may_search_its_directory() {
 /// M.21: a recall of more dirty pages than the log has room for.
 #[test]
 fn a_map_larger_than_the_log_is_written_back() {
-    let Some(Doors { mount, library, node }) = Doors::new() else { return };
+    let Some(MountAndLibrary { mount, library, node }) = MountAndLibrary::new() else { return };
     drop((mount, library));
     node.hearth(&["down"]);
     let settings = format!("{}/hearth.toml", node.dir());
@@ -281,7 +284,7 @@ fn a_map_larger_than_the_log_is_written_back() {
     node.hearth(&["up"]);
     node.hearth(&["mount"]);
     let library = Actor(node.begin_program(&["/usr/bin/python3", &script()]));
-    let mut doors = Doors { mount: through_mount(), library, node };
+    let mut doors = MountAndLibrary { mount: through_mount(), library, node };
     let file = doors.path("large");
     doors.mount.does(&format!("open {file} O_RDWR|O_CREAT"));
     doors.mount.does(&format!("cut {file} 8388608"));
@@ -294,14 +297,14 @@ fn a_map_larger_than_the_log_is_written_back() {
     doors.end();
 }
 
-/// What the library refuses and a mount shows only if it is asked to: a device.
+/// A file that the library refuses, and that a mount shows only if it is asked to: a device.
 #[test]
 fn device_files_open_if_the_mount_was_asked_to() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let null = doors.path("null");
     doors.mount.does(&format!("mknod {null} 0o20666 0x103"));
     doors.mount.says(&format!("open {null} O_RDWR"), "PermissionError 13");
-    let Doors { mount, library, node } = doors;
+    let MountAndLibrary { mount, library, node } = doors;
     drop((mount, library));
     let refused = node.try_hearth(&["mount", "--dev"]);
     assert!(!refused.status.success(), "it is mounted otherwise");
@@ -315,7 +318,7 @@ fn device_files_open_if_the_mount_was_asked_to() {
 /// M.1: a write and stores of another thread to the same pages.
 #[test]
 fn a_write_is_not_undone_by_stores_of_another_thread() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     for round in 0..20 * times() {
         let file = doors.path(&format!("race-{round}"));
         doors.mount.says(&format!("race {file} 256"), "0");
@@ -323,10 +326,10 @@ fn a_write_is_not_undone_by_stores_of_another_thread() {
     doors.end();
 }
 
-/// M.9, M.26, M.29: attributes and names that the kernel has go when another door changes them.
+/// M.9, M.26, M.29: attributes and names that the kernel has are dropped when they change through the library.
 #[test]
 fn what_the_kernel_keeps_is_what_the_library_left() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let [file, other, dir] = ["file", "other", "dir"].map(|name| doors.path(name));
     doors.library.does(&format!("open {file} O_RDWR|O_CREAT|O_APPEND"));
     doors.mount.does(&format!("open {file} O_RDONLY"));
@@ -357,7 +360,7 @@ fn what_the_kernel_keeps_is_what_the_library_left() {
 /// M.6: the kernel puts what is appended where it takes the end of the file to be.
 #[test]
 fn both_doors_append_at_the_end_that_there_is() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     for bytes in [4, 4096] {
         let file = doors.path(&format!("log-{bytes}"));
         doors.mount.does(&format!("open {file} O_RDWR|O_CREAT|O_APPEND"));
@@ -376,7 +379,7 @@ fn both_doors_append_at_the_end_that_there_is() {
             }
             doors.library.says(&format!("whole {file}"), &expected);
         }
-        // A row of its own, as it does when nobody else is there.
+        // A row of its own, as without other sessions.
         for _ in 0..5 {
             doors.mount.does(&format!("append {file} row"));
             expected += "row";
@@ -391,7 +394,7 @@ fn both_doors_append_at_the_end_that_there_is() {
 /// M.13: pages that are written back after the file was cut make it no longer.
 #[test]
 fn a_file_that_was_cut_stays_cut() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let file = doors.path("file");
     doors.mount.does(&format!("open {file} O_RDWR|O_CREAT"));
     for round in 0..20 * times() {
@@ -418,7 +421,7 @@ fn a_file_that_was_cut_stays_cut() {
 /// M.15: pages that were read under a lease for reading, then stored to.
 #[test]
 fn a_file_that_was_read_before_it_was_mapped_is_one_file() {
-    let Some(mut doors) = Doors::new() else { return };
+    let Some(mut doors) = MountAndLibrary::new() else { return };
     let file = doors.path("file");
     doors.library.does(&format!("open {file} O_RDWR|O_CREAT"));
     doors.library.does(&format!("fill {file} - 4096"));
@@ -438,7 +441,8 @@ fn a_file_that_was_read_before_it_was_mapped_is_one_file() {
     doors.end();
 }
 
-/// A program that runs through each door at the same counters, one after the other's turn, and each sees the other's.
+/// A program that runs through the mount and through the library at the same counters, in turns, and each sees the
+/// other's.
 const TURNS: &str = r#"
 import os, sys
 file = os.open(sys.argv[1], os.O_RDWR); mine, rounds = int(sys.argv[2]), int(sys.argv[3])
@@ -450,10 +454,10 @@ for n in range(rounds):
 print("done")
 "#;
 
-/// M.5: writes of one door between reads of it, and recalls by the other all the time.
+/// M.5: writes of one side between reads of it, and recalls by the other all the time.
 #[test]
 fn two_doors_count_in_turns() {
-    let Some(doors) = Doors::new() else { return };
+    let Some(doors) = MountAndLibrary::new() else { return };
     let file = doors.path("file");
     std::fs::write(&file, b"00000000").unwrap();
     let rounds = (100 * times()).to_string();
@@ -473,7 +477,7 @@ fn two_doors_count_in_turns() {
     doors.end();
 }
 
-/// Renames that cross, and whatever else takes the locks of two directories, through both doors.
+/// Renames that cross, and other calls that take the locks of two directories, through both.
 const CROSS: &str = r#"
 import errno, os, random, sys
 os.chdir(sys.argv[1]); random.seed(int(sys.argv[2]))
@@ -497,7 +501,7 @@ print("done")
 /// M.10.
 #[test]
 fn renames_that_cross_end() {
-    let Some(doors) = Doors::new() else { return };
+    let Some(doors) = MountAndLibrary::new() else { return };
     let dir = doors.path("");
     for name in ["d", "e"] {
         std::fs::create_dir(doors.path(name)).unwrap();

@@ -1,6 +1,6 @@
-//! Faults end to end: a pool that is full, away, read-only, damaged or of another version, and too few descriptors. Each
-//! is told by an errno or a sentence with an exit code, or is repaired; what was acknowledged stays. Nothing hangs:
-//! every program has a time limit.
+//! Faults end to end: a pool that is full, away, read-only, damaged or of another version, and too few descriptors.
+//! Each is reported by an errno or a sentence with an exit code, or is repaired; acknowledged data stays. Nothing
+//! hangs: every program has a time limit.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -186,7 +186,7 @@ fn a_daemon_without_descriptors_serves_those_that_it_has() {
     let node = down_with_a_file();
     let limit = format!("ulimit -n 48; exec {} start --dir {}", env!("CARGO_BIN_EXE_hearth"), node.dir());
     limited(&["bash", "-c"], &[&limit]).expect_success();
-    // Who is in writes more than the segments hold that there are.
+    // The attached program writes more than the present segments can hold.
     let hold = format!(
         "exec 3>> {} && echo held >&3 || exit; echo in; read; printf '%*s' 6000000 >&3 && echo wrote; read",
         node.path("held")
@@ -215,7 +215,7 @@ fn a_daemon_without_descriptors_serves_those_that_it_has() {
     let served = count("in\n");
     assert!(served > 0, "some are served");
     for program in &mut programs {
-        // Who was refused is gone.
+        // The program that was refused is gone.
         let _ = program.stdin.as_mut().unwrap().write_all(b"\n");
     }
     assert_eq!(count("wrote\n"), served, "who is served goes on being served");
@@ -267,7 +267,7 @@ fn damaged_pool_files_are_told_by_name() {
     for name in ["tree", "ledger", "segment-1"] {
         spoiled_is_told(&node, name, "kind", |bytes| bytes[..8].fill(b'X'));
         spoiled_is_told(&node, name, "checksum", |bytes| bytes[40] ^= 1);
-        // What a later version made.
+        // A file of a later version.
         spoiled_is_told(&node, name, "version", |bytes| {
             let (mut superblock, _) = Superblock::read_from_prefix(bytes).unwrap();
             superblock.version.set(999);
@@ -286,7 +286,8 @@ fn damaged_pool_files_are_told_by_name() {
     kept_is_there(&node);
 }
 
-/// A bit in a block that was digested: who reads it gets an error, never other data; what is written anew is whole.
+/// A bit in a block that was digested: a read of it gets an error, never other data; the block is whole again when it
+/// is written anew.
 #[test]
 fn a_flipped_bit_in_a_block_is_an_error_and_heals_when_it_is_written() {
     let node = down_with_a_file();
@@ -309,8 +310,8 @@ fn a_flipped_bit_in_a_block_is_an_error_and_heals_when_it_is_written() {
     node.check();
 }
 
-/// A program that writes into a damaged block, and goes on with other files: what it wrote there counts, and the block stays
-/// an error, which is told, until it is written whole.
+/// A program that writes into a damaged block, and goes on with other files: its write counts, and the block stays an
+/// error, which is reported, until it is written whole.
 #[test]
 fn a_damaged_block_that_is_written_in_part_costs_nothing_else() {
     let node = down_with_a_file();
@@ -332,7 +333,7 @@ fn a_damaged_block_that_is_written_in_part_costs_nothing_else() {
     let read = node.sh("! cat $T/numbers >/dev/null");
     assert!(errors(&read).contains("Input/output error"), "{}", errors(&read));
     kept_is_there(&node);
-    // What a digest finds while the node is up is told by it.
+    // The daemon reports damage that a digest finds while the node is up.
     node.sh(&script).expect_success();
     until("the status says it", || {
         let status = node.hearth(&["status"]);
@@ -347,7 +348,7 @@ fn a_damaged_block_that_is_written_in_part_costs_nothing_else() {
     node.check();
 }
 
-/// A bit in a record that was not digested when everything died: what came before it is there, whole and in order.
+/// A bit in a record that was not digested when everything died: the records before it are there, whole and in order.
 #[test]
 fn a_flipped_bit_in_a_log_leaves_a_prefix() {
     // Now and then all or a part was digested before the daemon was killed.
@@ -489,8 +490,8 @@ X"#;
     assert_eq!(check(&node).status.code(), Some(1));
 }
 
-/// A file of the pool that is cut under the daemon: it says which, and ends where it needs what is gone. So do its keeper,
-/// the next one, and the status; what was acknowledged is there once the file is whole.
+/// A file of the pool that is cut while the daemon runs: the daemon reports the file, and ends where it needs the lost
+/// part. So do its keeper, the next one, and the status; acknowledged data is there once the file is whole.
 #[test]
 fn a_pool_file_cut_under_the_daemon_is_told_by_its_keeper() {
     let node = down_with_a_file();
@@ -550,8 +551,8 @@ fn a_pool_file_that_is_not_whole_is_named() {
     kept_is_there(&node);
 }
 
-/// What holds the pool is full before the pool is: nothing that was acknowledged is given up, and with more space it is all
-/// there.
+/// The medium of the pool is full before the pool is: no acknowledged data is given up, and with more space all of it
+/// is there.
 #[test]
 fn a_full_disk_under_the_pool_costs_nothing_acknowledged() {
     let script = r#"

@@ -1,5 +1,5 @@
-//! Open files of the tree that go from process to process: by fork, by exec, by both. What a program does with them is
-//! what it does on a file system of the kernel's, whatever became of names, modes and of the process that opened them.
+//! Open files of the tree that go from process to process: by fork, by exec, by both. Calls on them behave as on a file
+//! system of the kernel, whatever became of names, modes and of the process that opened them.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -18,7 +18,7 @@ fn lines(node: &Node, script: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// What was given away and nobody came for, and references, as the daemon counts them.
+/// Detached sessions and references, as the daemon counts them.
 fn left(node: &Node) -> (u64, u64) {
     let status = node.hearth(&["status", "--json"]);
     let answers: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
@@ -248,7 +248,7 @@ fn a_child_that_does_not_use_the_tree_does_not_attach() {
     drop(shell.stdin.take());
     shell.wait().unwrap();
     assert!(within_bound(|| attached().is_empty()), "{:?} are left", attached());
-    // Who has no file of the tree open asks nobody, whatever it starts.
+    // A process that has no file of the tree open makes no call, whatever it starts.
     let script = format!("cd /; (true); sh -c true; {} status --json", env!("CARGO_BIN_EXE_hearth"));
     let script = format!("{script} --dir {}", node.dir());
     let said = node.hearth(&["run", "--", "bash", "-ec", &script]).expect_success();

@@ -1,5 +1,5 @@
-//! Two users that share nothing, and a daemon that is neither's: Bob does to Alice's files what he can, by calls, by
-//! /proc, by a client of his own that guesses numbers and forges records. He learns and changes nothing.
+//! Two users that share nothing, and a daemon that belongs to neither: Bob attacks Alice's files by calls, by /proc,
+//! and by a client program that guesses numbers and forges records. Bob learns and changes nothing.
 //!
 //! Needs root, to become them.
 
@@ -30,9 +30,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 const ALICE: &str = "64101";
 const BOB: &str = "64102";
-/// Stands in everything of Alice's that nobody else may see.
+/// The contents of all of Alice's files that no other user may see.
 const SECRET: &str = "nobody-else-shall-read-this";
-/// What a job is told: the socket, then inode numbers of Alice's.
+/// The arguments of a job: the socket, then inode numbers of Alice's.
 const JOB: &str = "HEARTH_TEST_STRANGER";
 
 /// A cluster that users of the machine can come to, and the programs where they can run them.
@@ -56,7 +56,7 @@ impl Waiting {
     }
 }
 
-/// What makes a command a user's, without any right beside its own.
+/// The command line that runs a command as a user, without any right beside the user's own.
 fn of_user(uid: &str) -> [&str; 5] {
     ["--reuid", uid, "--regid", uid, "--clear-groups"]
 }
@@ -127,7 +127,7 @@ impl Machine {
         answers[0].clone()
     }
 
-    /// Alice's files: one in a folder of hers, one where everybody may make names, one that all may read.
+    /// Alice's files: one in a folder of hers, one where all users may make names, one that all may read.
     fn of_alice(&self) -> Vec<u64> {
         self.sh(
             "0",
@@ -227,7 +227,7 @@ fn by_calls_a_user_reads_and_changes_nothing_of_anothers() {
         let said = String::from_utf8_lossy(&tried.stdout).into_owned();
         assert!(!said.contains("DONE") && !said.contains(SECRET), "{attempt}: {said}");
     }
-    // What a link shows of a file that may not be opened is only what it is.
+    // A link to a file that may not be opened shows only its attributes.
     machine
         .sh(BOB, "ln $T/common/hers $T/bob/linked && ! cat $T/bob/linked && rm $T/bob/linked || true")
         .expect_success();
@@ -363,7 +363,7 @@ fn a_client_that_guesses_numbers_and_forges_records_gets_nothing() {
     limited(&[&machine.text("hearth"), "check"], &[&node]).expect_success();
 }
 
-/// Alice's programs are let in while Bob holds more connections than the door has places, says nothing on them, and
+/// Alice's programs get sessions while Bob holds more connections than the listener keeps, sends nothing on them, and
 /// opens another for each that is closed.
 #[test]
 fn a_crowd_that_says_nothing_keeps_no_other_user_out() {
@@ -383,7 +383,7 @@ fn a_crowd_that_says_nothing_keeps_no_other_user_out() {
     drop(crowd);
 }
 
-/// More connections than the door has places for those who say nothing.
+/// More connections than the listener keeps of clients that have sent nothing.
 const CROWD: usize = 400;
 
 /// Holds connections and says nothing; goes when its standard input ends.
@@ -410,7 +410,7 @@ fn crowd(socket: &Path) {
     }
 }
 
-/// Not a test by itself: what Bob's process does.
+/// Not a test by itself: the job of Bob's process.
 #[test]
 fn job() {
     let Ok(words) = std::env::var(JOB) else { return };

@@ -1,10 +1,11 @@
-//! Programs and daemons killed at any instant: what had returned is there, in order, and nothing lies in between.
+//! Programs and daemons killed at any instant: operations that had returned are there, in order, and nothing lies in
+//! between.
 //!
-//! A worker does operations from a seed and says the number of each that has returned. It is killed, or its daemon,
+//! A worker does operations from a seed and prints the number of each that has returned. It is killed, or its daemon,
 //! or both; then a new process lists the whole tree, and for some k the listing is that of the first k operations,
-//! where k is what the worker said last, or one more. A worker whose daemon alone is killed goes on to its end, and
-//! sees no error. Of two workers, each with files in the other's folder, each has its own k. `HEARTH_KILLS` says how
-//! often.
+//! where k is the last number that the worker printed, or one more. A worker whose daemon alone is killed goes on to
+//! its end, and sees no error. Of two workers, each with files in the other's folder, each has its own k.
+//! `HEARTH_KILLS` says how often.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -125,7 +126,7 @@ fn make_homes(root: &Path) {
     }
 }
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
     Program,
@@ -133,7 +134,7 @@ enum Victim {
     Both,
 }
 
-/// What a worker said.
+/// The output of a worker.
 #[derive(Clone, Debug, Default)]
 struct Said {
     did: u64,
@@ -154,7 +155,7 @@ impl Said {
     }
 }
 
-/// One worker and its end: at some number of operations, and a little later, somebody is killed.
+/// One worker and its end: after some number of operations, and a little later, a process is killed.
 fn end_of(mut job: Job, mut random: Random, victim: Option<(Victim, &Daemon)>) -> Said {
     let (at, delay) = (random.below(KILL_MAX), random.below(DELAY_MAX));
     let mut said = Said::default();
@@ -182,7 +183,7 @@ fn end_of(mut job: Job, mut random: Random, victim: Option<(Victim, &Daemon)>) -
     said
 }
 
-/// What belongs to one worker, of a listing.
+/// The part of a listing that belongs to one worker.
 fn part(listing: &Listing, who: usize) -> Listing {
     listing
         .iter()

@@ -53,7 +53,7 @@ for line in sys.stdin:
     print(guarded(line.split()), flush=True)
 "#;
 
-/// What two programs are told, each line the first or the second. Most of it is decided by one of them.
+/// The answers to two programs, each line to the first or the second. Most of it is decided by one of them.
 const TOLD: &str = "
 1 open a f
 1 own a exclusive 0 10

@@ -37,7 +37,7 @@ struct ManagerProcess {
     dir: PathBuf,
     child: Child,
     address: String,
-    /// What it says, beside its folder.
+    /// Its output, beside its folder.
     log: PathBuf,
 }
 
@@ -182,7 +182,7 @@ fn members_come_and_go_under_the_eyes_of_an_operator() {
         "{status}"
     );
 
-    // Who is alive cannot be expelled; who is silent is, at the latest when its lease is over.
+    // A member that is alive cannot be expelled; a silent one is, at the latest when its lease is over.
     manager.ask(&["expel", "1"]).expect_failure("node 1 is alive");
     manager.ask(&["expel", "7"]).expect_failure("node 7 is no member");
     two.stop();
@@ -253,7 +253,7 @@ fn a_manager_that_is_killed_has_lost_nothing_and_members_stay() {
     println!("{rounds} kills, {} acknowledged changes found again", acknowledged.len());
 }
 
-/// A manager that starts anew gives every member another version, and nobody has written a heartbeat by that.
+/// A manager that starts anew gives every member another version, and no heartbeat was written by that.
 #[test]
 fn a_manager_that_starts_anew_makes_nobody_look_alive() {
     let mut manager = ManagerProcess::new("3000");
@@ -310,7 +310,7 @@ fn a_manager_says_why_it_does_not_start() {
     start(other, &["--lease", "9"]).expect_failure("and not 9 ms");
     start(other, &["--drift", "100001"]).expect_failure("and not 100001");
     start(other, &["--listen", &manager.address]).expect_failure("Address already in use");
-    // Nobody could reach it there.
+    // No node could reach it there.
     start(other, &["--listen", "0.0.0.0:0"]).expect_failure("by which they reach it");
     start(other, &["--listen", "[::]:0"]).expect_failure("by which they reach it");
     start(other, &["--listen", "127.0.0.1", "--key", manager.dir()]).expect_failure("it is no file");
@@ -393,7 +393,7 @@ fn a_broken_invariant_ends_the_manager_at_once() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("fewer than 2^32 changes"), "{output:?}");
 }
 
-/// What libfabric brings along takes over SIGTERM, and ends the process in its handler.
+/// Libraries below libfabric take over SIGTERM, and end the process in their handler.
 #[test]
 fn a_manager_that_listens_ends_in_order() {
     let mut manager = ManagerProcess::new("5000");
@@ -407,7 +407,7 @@ fn a_manager_that_listens_ends_in_order() {
     ask.expect_failure("the cluster manager has ended that listened at");
 }
 
-/// Who reads the log may have stopped: that keeps it neither from serving nor from ending.
+/// A reader of the log may have stopped: that keeps the manager neither from serving nor from ending.
 #[test]
 fn a_manager_whose_log_nobody_reads_ends_in_order() {
     let mut manager = ManagerProcess::new("5000");
@@ -461,7 +461,7 @@ fn a_manager_whose_log_is_not_where_it_was_ends() {
     let begun: Way = |manager| std::fs::remove_file(manager.dir.join("manager/begun")).unwrap();
     let socket: Way = |manager| std::fs::remove_file(manager.dir.join("manager/socket")).unwrap();
     for lose in [log, folder, place, begun, socket] {
-        // Without anybody who asks.
+        // Without a client that asks.
         let mut manager = ManagerProcess::new("100");
         lose(&manager);
         assert_eq!(manager.end().code(), Some(2));
@@ -474,7 +474,7 @@ fn a_manager_whose_log_is_not_where_it_was_ends() {
     assert_eq!(manager.end().code(), Some(2));
 }
 
-/// What others may write in, or is theirs, is no manager's folder and no cluster's key.
+/// A folder that others own or may write to is no manager's folder, and a file like that is no cluster's key.
 #[test]
 fn a_folder_or_key_of_others_is_refused() {
     use std::os::unix::fs::{PermissionsExt, chown};
@@ -498,7 +498,7 @@ fn a_folder_or_key_of_others_is_refused() {
     } else {
         println!("skipped: needs root");
     }
-    // What a start left that was killed while it made the key goes; a file of the user's stays.
+    // A file that a start left, which was killed while it made the key, is removed; a file of the user's stays.
     let (left, own) = (manager.dir.join("key.0123456789abcdef"), manager.dir.join("key.old"));
     for file in [&left, &own] {
         std::fs::write(file, "a key").unwrap();

@@ -29,7 +29,7 @@ fn end(node: &Node) {
     node.check();
 }
 
-/// What the script asked, by which everything was as POSIX says.
+/// Checks that the script came to its end: it made enough checks, and all of them held as POSIX says.
 fn all_right(printed: &str) {
     let asked = printed.strip_suffix(" asked\n").and_then(|asked| asked.parse::<u32>().ok());
     assert!(asked.is_some_and(|asked| asked > 30), "{printed}");
@@ -163,7 +163,7 @@ fn kill_tree(pid: i32) {
     }
 }
 
-/// What the kernel has at a path: the file system of it.
+/// The file system that the kernel has at a path.
 fn file_system(path: &str) -> String {
     limited(&["stat", "-f", "-c", "%T"], &[path]).expect_success()
 }
@@ -183,7 +183,7 @@ fn a_node_is_mounted_when_it_starts_unless_that_was_not_chosen() {
     assert!(!is_mounted(), "it is remembered");
     assert!(node.hearth(&["up", "--mount"]).expect_success().contains("node 1 is mounted"));
     assert!(is_mounted() && status().contains("  mounted\n"), "{}", status());
-    // One tree, whoever looks.
+    // One tree, for every observer.
     node.sh("echo library > $T/one").expect_success();
     assert_eq!(node.sh_mounted("cat $T/one; echo mount > $T/two").expect_success(), "library\n");
     assert_eq!(node.sh("cat $T/two; ls $T").expect_success(), "mount\none\ntwo\n");

@@ -11,7 +11,7 @@ use processes::Node;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What a node says of the chain.
+/// The report of a node about the chain.
 fn chain(node: &Node, number: u32) -> serde_json::Value {
     node.statuses().get(number as usize - 1).map(|status| status["chain"].clone()).unwrap_or_default()
 }
@@ -81,7 +81,7 @@ fn adding_a_node_can_be_interrupted_and_is_done_again() {
     let told = sh(&node, 1, TELL);
     node.hearth(&["down"]);
     add_until(&node, |dir| dir.join("node-2").exists());
-    // A cluster of one node still, or one of two: what is there is there.
+    // A cluster of one node still, or one of two: the data is there.
     add_until(&node, |dir| {
         std::fs::read_to_string(dir.join("hearth.toml")).unwrap_or_default().contains("[chain]")
     });

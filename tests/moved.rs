@@ -119,7 +119,8 @@ fn a_copy_does_not_use_a_pool_in_memory() {
     clusters.hearth("two", &["up"]).expect_failure("is a copy of a cluster whose pool in memory");
 }
 
-/// Whoever removes a cluster by its folder leaves its pool; a new one there is a new one, and the old pool stays.
+/// A user who removes a cluster by its folder leaves its pool; a new cluster there gets a new pool, and the old one
+/// stays.
 #[test]
 fn a_new_cluster_takes_no_pool_of_one_that_is_gone() {
     let clusters = Clusters::new();

@@ -148,7 +148,7 @@ fn mistakes_are_told_in_a_sentence() {
     );
     run.expect_success();
     node.sh("cat $T/file").expect_failure("Input/output error");
-    // Whoever started the program may start the node meanwhile: its next call is served.
+    // The user of the program may start the node meanwhile: its next call is served.
     let hearth = env!("CARGO_BIN_EXE_hearth");
     let script =
         format!("! cat $T/file; LD_PRELOAD= {hearth} start --dir {} && echo there > $T/file", node.dir());
@@ -360,7 +360,7 @@ fn a_cluster_that_is_down_is_removed_with_its_pools_and_nothing_else() {
     }
 }
 
-/// What `hearth.toml` bounds: few leases are enough for any number of files; what cannot work is refused by name.
+/// The limits in `hearth.toml`: few leases are enough for any number of files; impossible settings are refused by name.
 #[test]
 fn limits_of_the_settings_hold_from_the_next_start_on() {
     let node = Node::up();

@@ -113,7 +113,7 @@ assert open("by_child").read() == "child\n"
     );
 }
 
-/// What the library had open and closed again, it has no more.
+/// Descriptors that the library had opened and closed again are free.
 #[test]
 fn numbers_that_the_library_gave_back_are_the_programs() {
     let node = Node::up();

@@ -101,7 +101,7 @@ fn obedient(node: &Node) -> Job {
     job
 }
 
-/// Tells a job something; what it said.
+/// Sends a job a line; returns its output.
 fn ask(job: &mut Job, what: &str) -> Vec<String> {
     job.tell(what);
     let lines = std::iter::from_fn(|| job.line()).take_while(|line| line != "over").collect();
@@ -197,7 +197,7 @@ fn a_program_that_is_stopped_meanwhile_delays_nobody_and_keeps_its_lock() {
         wanted += &format!("one {round}\ntwo {round}\none again {round}\n");
     }
     assert_eq!(node.run(&["cat", &node.path("log")]), wanted);
-    // Who dies while it is stopped and no daemon knows it any more keeps nothing.
+    // A process that dies while it is stopped, and that no daemon knows any more, keeps nothing.
     one.stop();
     kill_daemon(&node);
     one.kill();

@@ -1,4 +1,4 @@
-//! The scripts behind `make test`: what they say in the end is what happened.
+//! The scripts behind `make test`: their last output is the true result.
 
 #![forbid(unsafe_code)]
 

@@ -31,7 +31,7 @@ fn a_program_says_who_it_is() {
             writeln!(file, "{}", std::process::id()).unwrap();
             file.sync_all().unwrap();
             say(&std::process::id().to_string());
-            // Until nobody is there who could say something.
+            // Until the writing end is closed.
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
             std::process::exit(0);
         }
@@ -44,7 +44,7 @@ fn leads(node: &Node, number: u32) -> bool {
     node.statuses()[number as usize - 1]["chain"]["role"] == "leads"
 }
 
-/// What the parent of a job at a node says.
+/// The output of the parent of a job at a node.
 fn said(node: &Node, number: u32) -> PathBuf {
     PathBuf::from(format!("{}/said-{number}", node.dir()))
 }

@@ -1,5 +1,5 @@
-//! What `hearth status` says, and with which exit code, of a node of which a part is gone, stands still or is full; and
-//! what `start` and `down` do there.
+//! The output and the exit code of `hearth status` for a node of which a part is gone, stands still or is full; and the
+//! effects of `start` and `down` there.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -323,7 +323,7 @@ fn a_cluster_whose_folder_is_removed_ends_and_another_may_be_made_there() {
     }
 }
 
-/// One that was moved is another matter: whoever knows where it is may take it down.
+/// A cluster that was moved is another matter: a user who knows where it is may take it down.
 #[test]
 fn a_cluster_whose_folder_is_moved_goes_on() {
     let above = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();

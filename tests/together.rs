@@ -157,7 +157,7 @@ impl Loop {
 enum World {
     /// A node: all come through the library, or every other one through the mount.
     Node { node: Node, both_doors: bool },
-    /// The kernel's own: what is asked here has to hold there.
+    /// The kernel's own: all checks have to hold there, too.
     Plain(tempfile::TempDir),
 }
 
@@ -195,7 +195,7 @@ impl World {
         self.node_of(index).map_or_else(|| Job::plain(JOBS, words), |node| node.begin(JOBS, words))
     }
 
-    /// What a program printed, which has to succeed.
+    /// The output of a program, which has to succeed.
     fn run(&self, index: u64, program: &[&str]) -> String {
         self.node_of(index).map_or_else(
             || harness::limited(&program[..1], &program[1..]).expect_success(),
@@ -336,7 +336,7 @@ fn log_of(node: &Node, job: &Job) -> Option<u64> {
     own.map(|program| program["log"].as_u64().unwrap())
 }
 
-/// What a job said until it was done with what it was told.
+/// The output of a job until it was done with its task.
 fn until_over(job: &mut Job) -> Vec<String> {
     let lines = std::iter::from_fn(|| job.line()).take_while(|line| line != "over").collect();
     assert!(job.is_running(), "it goes on: {lines:?}");
@@ -374,7 +374,7 @@ fn a_stopped_process_holds_nobody_up_and_wakes_to_what_is() {
             spin(round * 104_729 % 3_000_000);
             one.stop();
         }
-        // The other works on; it is told by its own checks that what it wrote stays.
+        // The other works on; its own checks make sure that its data stays.
         two.tell("go 3");
         until_over(&mut two);
         two.tell("look");

@@ -1,4 +1,4 @@
-//! What the program says, and with which exit code, of a node that is as a person did not expect it.
+//! The program's messages and exit codes for a node in an unexpected state.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -222,7 +222,8 @@ fn a_program_that_cannot_see_the_tree_is_told() {
     }
 }
 
-/// What the kernel shows of itself no program can do without; other folders are hidden with a warning.
+/// The file systems by which the kernel shows itself are needed by every program; other folders are hidden with a
+/// warning.
 #[test]
 fn a_tree_in_the_place_of_a_file_system_of_the_kernel_is_refused() {
     let node = Node::up();

@@ -1,7 +1,7 @@
-//! Clusters of two nodes in trouble: a node killed in the middle of a planned move, a node that comes back with another pool,
-//! a manager that is away. What was synced is there, and the node that may lead does.
+//! Clusters of two nodes in trouble: a node killed in the middle of a planned move, a node that comes back with another
+//! pool, a manager that is away. Synced data is there, and the node that may lead does.
 //!
-//! `make prove-copies` does more rounds of what has rounds.
+//! `make prove-copies` does more rounds of the tests that have rounds.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -32,7 +32,7 @@ fn a_worker_says_what_it_did() {
     worker::job(&words);
 }
 
-/// Workers do something at the node that leads, and are killed: what is there then.
+/// Workers do something at the node that leads, and are killed; returns the listing then.
 fn some_work(chain: &Chain, leader: u32, root: &str, seed: u64) -> Listing {
     let jobs = chain.begin_workers(leader, root, seed);
     let said = chain.during(jobs, &mut Random(seed), |_, _| ());
@@ -42,7 +42,7 @@ fn some_work(chain: &Chain, leader: u32, root: &str, seed: u64) -> Listing {
     found
 }
 
-/// Who is killed in the middle of a move.
+/// The process that is killed in the middle of a move.
 #[derive(Clone, Copy, Debug)]
 enum Victim {
     /// All of the node that leads.
@@ -104,7 +104,7 @@ fn a_node_that_is_killed_in_the_middle_of_a_move_costs_nothing() {
     println!("moves: {rounds} rounds, killed {victims:?}, {made} moves were made all the same");
 }
 
-/// What a node finds instead of its pool.
+/// The content of the pool that a node finds in the place of its own.
 #[derive(Clone, Copy, Debug)]
 enum Other {
     Nothing,

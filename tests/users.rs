@@ -9,7 +9,7 @@ mod harness;
 
 use harness::{Expect, Node};
 
-/// What a script of Python in the tree prints, as words; none without the right to become another user.
+/// The output of a Python script in the tree, as words; none without the right to become another user.
 fn words(node: &Node, script: &str) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root");
@@ -206,7 +206,7 @@ for last in (3000, 65536 + 1):
     assert_eq!(found, [no, read, no, no, no, read, no, read].join(" "));
 }
 
-/// What a user's program does who finds the memory in which offsets are shared.
+/// A user's program that finds the memory in which offsets are shared.
 const EVIL: &str = r#"
 EVIL = '''
 import ctypes
@@ -284,7 +284,7 @@ check()
 "#;
     let found = words(&node, &format!("{EVIL}{script}"));
     let Some(found) = found else { return };
-    // What it was given is at 5; what else it had open when it became that user, it saw before.
+    // The file that it was given is at 5; it saw its other open files before it became that user.
     assert_eq!(found, "5 4 5 5 6 5 8 5 10 5 23");
 }
 

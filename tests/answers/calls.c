@@ -1,4 +1,4 @@
-/* Calls whose answers are compared between doors: `calls CASE DIR`. DIR is an empty directory. Each line that is printed is a
+/* Calls whose answers through the mount and the library are compared: `calls CASE DIR`. DIR is an empty directory. A line is a
  * call and its answer, and is to be the same on every file system of Linux's. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -190,7 +190,7 @@ static void locks_at_exec(void) {
     NEED(!"exec");
 }
 
-/* What a descriptor that is only a path can be used for. */
+/* The uses of a descriptor that is only a path. */
 static void paths_only(void) {
     char buffer[64];
     struct stat status;
@@ -664,7 +664,7 @@ static void zeroed_ranges(void) {
     SAY(fallocate(open("f", O_RDONLY), FALLOC_FL_ZERO_RANGE, 0, 10));
 }
 
-/* Renames over a name until somebody says that it is enough. */
+/* Renames over a name until the file `enough` exists. */
 static void renames_over(void) {
     close(make("begun", ""));
     while (access("enough", F_OK) < 0) {

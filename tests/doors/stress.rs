@@ -1,7 +1,7 @@
-//! Four programs at each door at the same hundred files, which they write, map and read, while what serves them is killed:
-//! nothing that was written is lost, nobody reads what was there before a write that has returned, and each line that was
-//! appended is there once, and whole. `HEARTH_STRESS` says for how many seconds; not at all unless it is asked for, as eight programs
-//! want a machine of their own.
+//! Four programs at the mount and four at the library, at the same hundred files, which they write, map and read while
+//! the serving processes are killed: no written byte is lost, no read returns data from before a write that has
+//! returned, and each line that was appended is there once, and whole. `HEARTH_STRESS` says for how many seconds; the
+//! test does not run without it, as eight programs want a machine of their own.
 
 use super::script_of;
 use crate::harness;
@@ -13,12 +13,12 @@ use std::time::Duration;
 /// Time between two kills, at least.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Programs at each door.
+/// Programs on each side.
 const WORKERS: usize = 4;
 /// Lines that each of them appends between two kills, at least.
 const LINES: usize = 5;
 
-/// What is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Killed {
     Nothing,
@@ -48,8 +48,8 @@ impl Stress {
         }
         std::fs::write(node.path("log"), b"").unwrap();
         let mut stress = Self { node, jobs: Vec::new(), table };
-        // What a program has mapped through a mount that is killed is lost with it. A daemon that dies fails nothing. A program of
-        // the library that has mapped a file goes by the mount: half of them do not.
+        // The dirty pages of a file that is mapped through a mount that is killed are lost with it. A daemon that dies
+        // fails no call. A program of the library that has mapped a file uses the mount: half of them do not.
         let (library, mount): (&[&str], &[&str]) = match killed {
             Killed::Nothing | Killed::Daemon => (&["maps"], &["maps"]),
             Killed::Gateway | Killed::Both => (&[], &["maps", "dies"]),

@@ -34,7 +34,7 @@ impl Node {
         Self::of(64, "file")
     }
 
-    /// A cluster of several nodes, whose lease and patience are so long that a busy machine costs nobody his place.
+    /// A cluster of several nodes, whose lease and patience are so long that no node is expelled on a busy machine.
     pub fn of_nodes(count: u32) -> Self {
         Self::of_nodes_with(count, 4000, 2500)
     }

@@ -70,7 +70,7 @@ int main(int count, char **words) {
     long (*move)(int, int, void *, size_t, long) = is_aio ? aio : uring;
     int reads = is_aio ? IOCB_CMD_PREAD : IORING_OP_READ, writes = is_aio ? IOCB_CMD_PWRITE : IORING_OP_WRITE;
 
-    // What was there, and what goes there, by either way.
+    // Reads and writes of the file, by either way.
     // (No read of the io_uring reaches past the end: docs/compatibility.md says what the kernel makes of that.)
     MUST(move(reads, before, bytes, 9, 0) == 9 && !memcmp(bytes, "by a call", 9));
     MUST(move(writes, second, "by a ring", 9, 9) == 9);

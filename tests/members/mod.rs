@@ -1,4 +1,4 @@
-//! What members of a cluster say to its manager, for tests that speak in their name.
+//! Messages of members of a cluster to its manager, for tests that act as members.
 
 use cluster::{Address, Change, Path, Placement, PoolCopy, PoolReport};
 use format::{ChangeNumber, NodeId, PoolGeneration, PoolUid};

@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// What is written: bytes that differ from place to place and from write to write.
+/// The written data: bytes that differ from place to place and from write to write.
 #[derive(Clone, Copy, Debug)]
 pub struct Data {
     first: u8,
@@ -83,7 +83,7 @@ pub struct Tree {
     nodes: Vec<Node>,
 }
 
-/// What a listing says of each path.
+/// The listing's line for each path.
 pub type Listing = BTreeMap<String, String>;
 
 impl Tree {
@@ -127,7 +127,7 @@ impl Tree {
         self.names.insert(to.to_owned(), index);
     }
 
-    /// What [`list`] has to find.
+    /// The listing that [`list`] has to find.
     pub fn listing(&self) -> Listing {
         let links = |wanted: usize| self.names.values().filter(|index| **index == wanted).count();
         let folders = |path: &str| {
@@ -375,7 +375,7 @@ impl Plan {
     }
 }
 
-/// A worker: what it keeps open.
+/// A worker, with its open files.
 #[derive(Default)]
 pub struct Worker {
     held: [Option<File>; HELD],

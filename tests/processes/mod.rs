@@ -1,7 +1,8 @@
-//! A node, and programs on it that a test talks to: the test's own binary again, under `hearth run`, doing a job.
+//! A node, and programs on it with which a test communicates: the test's own binary again, under `hearth run`, doing a
+//! job.
 //!
-//! A job says lines on its standard output and is told lines on its standard input. Nothing waits without a limit,
-//! and what is left at the end of a test is killed. A test binary that uses this has one test that does the jobs
+//! A job prints lines on its standard output and reads lines from its standard input. Nothing waits without a limit,
+//! and jobs that are left at the end of a test are killed. A test binary that uses this has one test that does the jobs
 //! ([`job`]) and is named by [`Node::begin`].
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
@@ -21,7 +22,7 @@ const LIMIT_S: i64 = 120;
 /// Lines of the daemon's log that a test shows when it fails.
 const LOG_LINES: usize = 20;
 
-/// What a job has to do: words, one a line.
+/// The task of a job: words, one a line.
 const JOB: &str = "HEARTH_TEST_JOB";
 
 /// A cluster of one node that shows what its daemon said if a test fails.
@@ -66,7 +67,7 @@ impl Node {
         self.0.dir()
     }
 
-    /// What `hearth COMMAND --dir DIR REST` came to.
+    /// The result of `hearth COMMAND --dir DIR REST`.
     pub fn try_hearth(&self, arguments: &[&str]) -> std::process::Output {
         self.0.hearth(arguments)
     }
@@ -76,7 +77,7 @@ impl Node {
         self.0.check_of(number);
     }
 
-    /// What `hearth status` says of all nodes.
+    /// The `hearth status` of all nodes.
     pub fn statuses(&self) -> Vec<serde_json::Value> {
         serde_json::from_slice(&self.0.hearth(&["status", "--json"]).stdout).unwrap()
     }
@@ -86,7 +87,7 @@ impl Node {
         self.0.path(name)
     }
 
-    /// `hearth COMMAND --dir DIR REST`, which has to succeed; what it printed.
+    /// `hearth COMMAND --dir DIR REST`, which has to succeed; returns its output.
     pub fn hearth(&self, arguments: &[&str]) -> String {
         self.0.hearth(arguments).expect_success()
     }
@@ -96,7 +97,7 @@ impl Node {
         self.hearth(&[&["run", "--"], program].concat())
     }
 
-    /// What `hearth status` says of the node.
+    /// The `hearth status` of the node.
     pub fn status(&self) -> serde_json::Value {
         let answers: serde_json::Value = serde_json::from_str(&self.hearth(&["status", "--json"])).unwrap();
         answers[0].clone()
@@ -108,12 +109,12 @@ impl Node {
         Daemon(pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap())
     }
 
-    /// Who starts its daemons.
+    /// The keeper of its daemons.
     pub fn keeper(&self) -> Daemon {
         self.process("node-1/keeper.pid")
     }
 
-    /// Who serves its mount.
+    /// The process that serves its mount.
     pub fn gateway(&self) -> Daemon {
         self.process("node-1/gateway.pid")
     }
@@ -175,8 +176,8 @@ impl Node {
         Job::spawn(command, test, words)
     }
 
-    /// A job that starts each time that a node leads; it begins when [`Job::until_begun`] returns. What its parent says goes
-    /// into a file.
+    /// A job that starts each time that a node leads; it begins when [`Job::until_begun`] returns. The output of its
+    /// parent goes into a file.
     pub fn begin_standby(&self, number: u32, test: &str, words: &[&str], said: &std::path::Path) -> Job {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
         command.args(["run", "--dir", self.0.dir(), "--node", &number.to_string(), "--standby", "--"]);
@@ -322,7 +323,7 @@ impl Job {
         self.input.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
-    /// `kill -9`. What it had said is still to be heard.
+    /// `kill -9`. Its output until then can still be read.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
     }

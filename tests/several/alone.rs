@@ -1,4 +1,5 @@
-//! A mount namespace for one test, in which it and all that it starts see file systems that nobody else sees.
+//! A mount namespace for one test, in which it and all processes that it starts see file systems that no other process
+//! sees.
 
 use crate::harness::limited;
 use std::process::{Command, Stdio};
@@ -7,8 +8,8 @@ use std::process::{Command, Stdio};
 const INSIDE: &str = "HEARTH_TEST_NAMESPACE";
 /// Seconds that the test may take in it.
 const LIMIT_S: &str = "7200";
-/// Mounts are ours alone, also where the root is no mount point, as in a folder that was changed into. What the test leaves
-/// in memory goes with the namespace.
+/// Mounts are private, also where the root is no mount point, as in a folder that was changed into. Files that the test
+/// leaves in memory go with the namespace.
 const SCRIPT: &str = "mount --make-rprivate / 2>/dev/null || mount --make-rprivate /dev/shm || exit 1
     mount -t tmpfs none /dev/shm && exec \"$0\" \"$@\"";
 

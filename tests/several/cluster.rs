@@ -72,12 +72,12 @@ impl Chain {
         log.lines().filter(|line| line.contains("in sync of") || line.contains("was expelled")).count()
     }
 
-    /// What a node does.
+    /// The role of a node.
     pub fn role(&self, number: u32) -> String {
         self.part(number)["role"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// What a node waits for.
+    /// The event for which a node waits.
     pub fn waits(&self, number: u32) -> String {
         self.part(number)["waits"].as_str().unwrap_or_default().to_owned()
     }

@@ -36,7 +36,7 @@ const PUT: &str =
     "db_bench --sync=1 --num=100000000 --value_size=100 --compression_type=none --stats_interval=10";
 const FIND: &str = "db_bench --use_existing_db=1 --value_size=100 --compression_type=none";
 
-/// What a database says before a round goes on.
+/// Acknowledgements of a database before a round goes on.
 const SOME: u64 = 20;
 
 /// A program with a database of its own.
@@ -79,7 +79,7 @@ impl Database {
         }
     }
 
-    /// What was acknowledged is there, and the database is whole. How much there is.
+    /// Checks that acknowledged data is there, and that the database is whole. Returns how much there is.
     fn check(self, chain: &Chain, at: u32, root: &str, acknowledged: u64) -> u64 {
         let path = self.path(chain, at, root);
         let run = |program: &[&str]| {
@@ -106,10 +106,10 @@ impl Database {
     }
 }
 
-/// What a program acknowledged last, and the last line that was something else.
-type Heard = (u64, String);
+/// The last acknowledgement of a program, and the last line that was something else.
+type JobOutput = (u64, String);
 
-/// Runs a program for each database until something has been done to their node, and each has ended: what each said.
+/// Runs a program for each database until a fault has hit their node, and each has ended: returns the output of each.
 /// `first` says how much each has to have acknowledged before.
 fn during(
     chain: &Chain,
@@ -118,7 +118,7 @@ fn during(
     root: &str,
     delay: u64,
     act: impl FnOnce(&dyn Fn(u64)),
-) -> Vec<Heard> {
+) -> Vec<JobOutput> {
     let again = programs.iter().any(|(_, first)| *first > 0);
     let live: Vec<AtomicU64> = programs.iter().map(|_| AtomicU64::new(0)).collect();
     let goes_on = |more: u64| {
@@ -145,13 +145,13 @@ fn during(
 }
 
 /// Hears a program to its end.
-fn hear(job: &mut Job, database: Database, live: &AtomicU64) -> Heard {
+fn hear(job: &mut Job, database: Database, live: &AtomicU64) -> JobOutput {
     let mut last = String::new();
     while let Some(line) = job.line() {
         match database.acknowledged(&line) {
             Some(number) => live.store(number, Ordering::Relaxed),
             None => {
-                // Else nobody says why it does not go on.
+                // Else the reason why it does not go on is lost.
                 if line.starts_with("failed") {
                     println!("{database:?} {line}");
                 }
@@ -170,7 +170,7 @@ pub fn round(chain: &Chain, leader: u32, root: &str, databases: &[Database], del
     let fresh: Vec<(Database, u64)> = databases.iter().map(|database| (*database, 0)).collect();
     let said = during(chain, &fresh, leader, root, delay, |_| chain.cut(leader));
     let next = chain.until_leads_but(&[leader]);
-    let there = |at: u32, said: &[Heard]| {
+    let there = |at: u32, said: &[JobOutput]| {
         databases
             .iter()
             .zip(said)
@@ -186,7 +186,8 @@ pub fn round(chain: &Chain, leader: u32, root: &str, databases: &[Database], del
     assert_eq!(at, next, "the node that took over leads");
     let failed = said.iter().chain(&more).find(|(_, last)| last.starts_with("failed"));
     assert_eq!(failed, None, "no program fails, and each goes on when a node returns");
-    // What SQLite said counts from the first row on; RocksDB overwrites keys, and those of before are there.
+    // The acknowledgements of SQLite count from the first row on; RocksDB overwrites keys, and those of earlier rounds
+    // are there.
     let wanted = databases.iter().zip(said.iter().zip(&more)).map(|(database, (said, more))| {
         (if matches!(database, Database::Rocks) { said.0 } else { more.0 }, String::new())
     });

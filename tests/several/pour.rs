@@ -25,7 +25,7 @@ pub fn pour(path: &Path) {
     }
 }
 
-/// The job that says the last pass of which all is there. What is there is what was written up to some call.
+/// The job that prints the last pass of which all data is there. The data is that of all calls up to some one.
 pub fn poured(path: &Path) {
     let file = File::open(path).unwrap();
     let passes: Vec<u64> = (0..CHUNKS).map(|at| pass_of(&file, at)).collect();
@@ -75,7 +75,7 @@ impl Pouring {
     }
 }
 
-/// What a program that was killed had poured.
+/// The output of a program that was killed.
 pub struct Poured {
     name: String,
     pub synced: u64,

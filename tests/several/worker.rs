@@ -72,7 +72,7 @@ fn work(root: &Path, seed: u64, who: usize) {
     }
 }
 
-/// What a worker said.
+/// The output of a worker.
 #[derive(Clone, Debug, Default)]
 pub struct Said {
     /// Its last operation that returned.
@@ -81,9 +81,9 @@ pub struct Said {
     pub synced: u64,
     /// Behind which operation it saw which of the other worker's.
     saw: Vec<(u64, u64)>,
-    /// What else it said last.
+    /// Its last other output.
     pub last: String,
-    /// [`Self::synced`], for whoever looks while it is heard.
+    /// [`Self::synced`], for a thread that reads it meanwhile.
     live: Arc<AtomicU64>,
     /// When its last line was heard.
     heard: Option<Time>,
@@ -100,7 +100,7 @@ impl Live {
         Self(said.each_ref().map(|said| Arc::clone(&said.live)))
     }
 
-    /// What each of them had synced when it was heard last.
+    /// The operations that each of them had synced when it was heard last.
     pub fn synced(&self) -> [u64; 2] {
         self.0.each_ref().map(|synced| synced.load(Ordering::Relaxed))
     }
@@ -157,7 +157,7 @@ impl Said {
         }
     }
 
-    /// What of the other worker has to be there if this much of this one is.
+    /// The operations of the other worker that have to be there if these of this one are.
     fn needs(&self, there: u64) -> u64 {
         self.saw.iter().filter(|(number, _)| *number < there).map(|(_, seen)| *seen).max().unwrap_or(0)
     }
@@ -191,7 +191,7 @@ pub fn the_oracle_refuses_what_is_lost() {
     refuses(never_done);
 }
 
-/// What belongs to one worker, of a listing.
+/// The part of a listing that belongs to one worker.
 fn part(listing: &Listing, who: usize) -> Listing {
     let own = listing.iter().filter(|(path, _)| owner(path) == who);
     own.map(|(path, line)| (path.clone(), line.clone())).collect()
@@ -232,7 +232,8 @@ fn fitting(found: &Listing, seed: u64, who: usize, said: &Said) -> Result<Vec<u6
     if fitting.is_empty() { Err(nearest.map(|(_, differ)| differ).unwrap_or_default()) } else { Ok(fitting) }
 }
 
-/// The oracle: what was synced is there, the rest is a prefix of each worker, and what one had seen of the other is there too.
+/// The oracle: synced operations are there, the rest is a prefix of each worker, and the operations that one had seen
+/// of the other are there too.
 pub fn judge(found: &Listing, seed: u64, said: &[Said; 2]) -> [u64; 2] {
     let fits = [0, 1].map(|who| {
         fitting(found, seed, who, &said[who])

@@ -32,7 +32,7 @@ pub struct Stranger {
     view: DaemonView,
     calls: RingClient,
     ring: AppendRing,
-    /// What came with the Welcome beside the log, the words of the session and the ring.
+    /// The descriptors that came with the Welcome beside the log, the words of the session and the ring.
     pub others: Vec<OwnedFd>,
     next_call: u64,
 }
@@ -79,7 +79,7 @@ impl Stranger {
         }
     }
 
-    /// What the daemon sent beside an answer.
+    /// The descriptors that the daemon sent beside an answer.
     pub fn parcels(&self) -> Vec<OwnedFd> {
         let mut found = Vec::new();
         while let Ok(Some(message)) = self.connection.receive() {

@@ -56,7 +56,7 @@ fn resolve(folder: &str, path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// What one can link to in a document: its headings, in the form that forges give them.
+/// The link targets of a document: its headings, in the form that forges give them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|l| l.starts_with('#'));
     let keep = |c: char| match c {

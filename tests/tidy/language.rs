@@ -8,7 +8,7 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 30] = [
+pub const REWRITTEN: [&str; 31] = [
     "engines/assise/area/",
     "engines/assise/ccnvm/",
     "engines/assise/libfs/",
@@ -23,6 +23,7 @@ pub const REWRITTEN: [&str; 30] = [
     "substrate/ipc/",
     "substrate/pmem/",
     "substrate/transport/",
+    "tests/",
     "vfs/",
     "ARCHITECTURE.md",
     "README.md",
@@ -111,7 +112,7 @@ const OPENERS: [&str; 10] =
 /// Words before an object.
 const PREPOSITIONS: [&str; 8] = ["of", "to", "by", "from", "with", "for", "against", "but"];
 
-/// Words that can only follow an object: what stands before them was no subject.
+/// Words that can only follow an object: the word before them was no subject.
 const AFTER_OBJECTS: [&str; 14] =
     ["a", "an", "the", "its", "their", "this", "of", "to", "by", "from", "with", "for", "in", "at"];
 
@@ -120,7 +121,7 @@ pub fn is_rewritten(path: &str, rewritten: &[&str]) -> bool {
     rewritten.iter().any(|entry| if entry.ends_with('/') { path.starts_with(entry) } else { path == *entry })
 }
 
-/// What is wrong with the prose and the type names of a file, one line a finding.
+/// The findings about the prose and the type names of a file, one line each.
 pub fn check(file: &File) -> Vec<String> {
     let is_source = file.is_rust() || [".c", ".h"].iter().any(|ending| file.path.ends_with(ending));
     let mut found = Vec::new();

@@ -16,7 +16,7 @@ struct Field {
     docs: String,
 }
 
-/// What one module of `format` defines.
+/// The definitions of one module of `format`.
 #[derive(Default)]
 pub struct Module {
     items: Vec<Item>,
@@ -246,7 +246,7 @@ pub fn section<'a>(document: &'a str, module: &str) -> Option<(&'a str, std::ops
     Some((&document[tables..end], tables..end))
 }
 
-/// What differs between the document and the tables of all modules, `(name, rendered)`.
+/// The differences between the document and the tables of all modules, `(name, rendered)`.
 pub fn compare(document: &str, tables: &[(String, String)]) -> Vec<String> {
     let mut found = Vec::new();
     for (module, rendered) in tables {

@@ -3,8 +3,8 @@
 use cargo_metadata::{DependencyKind, Metadata};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Licences under which a dependency may come. None of them asks anything of whoever ships a binary beyond naming
-/// the author.
+/// Licences under which a dependency may come. Their only condition for shipping a binary is that it names the
+/// author.
 const LICENCES: [&str; 10] = [
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -69,7 +69,7 @@ pub fn packages_of(metadata: &Metadata) -> BTreeMap<String, Package> {
     members.iter().map(describe).collect()
 }
 
-/// What differs between table and packages.
+/// The differences between table and packages.
 pub fn compare(table: &BTreeMap<String, Package>, packages: &BTreeMap<String, Package>) -> Vec<String> {
     let mut found = Vec::new();
     for name in table.keys().filter(|n| !packages.contains_key(*n)) {

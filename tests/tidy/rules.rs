@@ -14,7 +14,7 @@ pub const TEST_LINES_MAX: usize = 140;
 /// Files that may be longer, each with its reason: only lists that a program wrote.
 const LONG_FILES: [(&str, &str); 0] = [];
 
-/// Where `unsafe` is allowed: what maps memory, speaks to devices, or stands inside another program.
+/// Where `unsafe` is allowed: in packages that map memory, drive devices, or run inside another program.
 pub const UNSAFE_HOMES: [&str; 4] =
     ["substrate/pmem/", "substrate/ipc/", "substrate/transport/", "interpose/"];
 
@@ -40,7 +40,7 @@ fn word(first: &str, second: &str) -> String {
     format!("{first}{second}")
 }
 
-/// What holds for every text file.
+/// The rules for every text file.
 pub fn check_text(file: &File) -> Vec<String> {
     let mut found = Vec::new();
     let mut say = |line: usize, what: &str| found.push(format!("{}:{}: {what}", file.path, line + 1));
@@ -69,7 +69,7 @@ pub fn check_text(file: &File) -> Vec<String> {
     found
 }
 
-/// What holds for every Rust file.
+/// The rules for every Rust file.
 pub fn check_rust(file: &File) -> Vec<String> {
     let source = Source::new(&file.text);
     let mut found = check_shape(file, &source);
@@ -172,7 +172,7 @@ fn looks_like_code(text: &str) -> bool {
         || (starts.iter().any(|s| text.starts_with(s)) && ends.iter().any(|e| text.ends_with(e)))
 }
 
-/// What is tested is what ships: `cfg(test)` may only stand before the module of tests.
+/// The shipped code is the tested code: `cfg(test)` may only stand before the module of tests.
 fn check_test_branches(file: &File, source: &Source) -> Vec<String> {
     let condition = word("cfg(te", "st)");
     let other_forms = [word("cfg(not(te", "st))"), word("cfg!(te", "st)"), word("cfg_attr(te", "st")];

@@ -5,12 +5,12 @@
 pub struct Source {
     /// The file with comments removed and the contents of text literals blanked.
     pub code: Vec<String>,
-    /// What each line holds of comments, with their slashes.
+    /// The comments of each line, with their slashes.
     pub comments: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum State {
+enum ScanState {
     Code,
     LineComment,
     BlockComment(u32),
@@ -24,24 +24,24 @@ impl Source {
         let chars: Vec<char> = text.chars().collect();
         let chars = chars.strip_suffix(&['\n']).unwrap_or(&chars);
         let mut source = Self { code: vec![String::new()], comments: vec![String::new()] };
-        let mut state = State::Code;
+        let mut state = ScanState::Code;
         let mut at = 0;
         while at < chars.len() {
             if chars[at] == '\n' {
                 source.code.push(String::new());
                 source.comments.push(String::new());
-                if state == State::LineComment {
-                    state = State::Code;
+                if state == ScanState::LineComment {
+                    state = ScanState::Code;
                 }
                 at += 1;
                 continue;
             }
             let (next, taken) = step(state, chars, at);
-            let comment = |s| matches!(s, State::LineComment | State::BlockComment(_));
+            let comment = |s| matches!(s, ScanState::LineComment | ScanState::BlockComment(_));
             let line = if comment(state) || comment(next) { &mut source.comments } else { &mut source.code };
             let line = line.last_mut().expect("a file has a first line");
-            let is_character = state == State::Code && chars[at] == '\'' && taken > 1;
-            let inside = matches!((state, next), (State::Text(_), State::Text(_)));
+            let is_character = state == ScanState::Code && chars[at] == '\'' && taken > 1;
+            let inside = matches!((state, next), (ScanState::Text(_), ScanState::Text(_)));
             for c in &chars[at..at + taken] {
                 line.push(if inside || is_character { ' ' } else { *c });
             }
@@ -96,36 +96,38 @@ impl Source {
     }
 }
 
-/// What comes next in a state: the new state, and how many characters belong to the step.
-fn step(state: State, chars: &[char], at: usize) -> (State, usize) {
+/// The next step in a state: the new state, and how many characters belong to the step.
+fn step(state: ScanState, chars: &[char], at: usize) -> (ScanState, usize) {
     let starts = |text: &str| text.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c));
     match state {
-        State::LineComment => (state, 1),
-        State::BlockComment(depth) if starts("*/") => {
-            (if depth == 1 { State::Code } else { State::BlockComment(depth - 1) }, 2)
+        ScanState::LineComment => (state, 1),
+        ScanState::BlockComment(depth) if starts("*/") => {
+            (if depth == 1 { ScanState::Code } else { ScanState::BlockComment(depth - 1) }, 2)
         }
-        State::BlockComment(depth) if starts("/*") => (State::BlockComment(depth + 1), 2),
-        State::BlockComment(_) => (state, 1),
-        State::Text(None) if chars[at] == '\\' && chars.get(at + 1).is_some_and(|c| *c != '\n') => (state, 2),
-        State::Text(None) if chars[at] == '"' => (State::Code, 1),
-        State::Text(Some(hashes)) if chars[at] == '"' && hashes_at(chars, at + 1) >= hashes => {
-            (State::Code, 1 + hashes)
+        ScanState::BlockComment(depth) if starts("/*") => (ScanState::BlockComment(depth + 1), 2),
+        ScanState::BlockComment(_) => (state, 1),
+        ScanState::Text(None) if chars[at] == '\\' && chars.get(at + 1).is_some_and(|c| *c != '\n') => {
+            (state, 2)
         }
-        State::Text(_) => (state, 1),
-        State::Code if starts("//") => (State::LineComment, 2),
-        State::Code if starts("/*") => (State::BlockComment(1), 2),
-        State::Code if chars[at] == '"' => (State::Text(None), 1),
-        State::Code if chars[at] == 'r' && begins_word(chars, at) => {
+        ScanState::Text(None) if chars[at] == '"' => (ScanState::Code, 1),
+        ScanState::Text(Some(hashes)) if chars[at] == '"' && hashes_at(chars, at + 1) >= hashes => {
+            (ScanState::Code, 1 + hashes)
+        }
+        ScanState::Text(_) => (state, 1),
+        ScanState::Code if starts("//") => (ScanState::LineComment, 2),
+        ScanState::Code if starts("/*") => (ScanState::BlockComment(1), 2),
+        ScanState::Code if chars[at] == '"' => (ScanState::Text(None), 1),
+        ScanState::Code if chars[at] == 'r' && begins_word(chars, at) => {
             let hashes = hashes_at(chars, at + 1);
             let raw = chars.get(at + 1 + hashes) == Some(&'"');
-            if raw { (State::Text(Some(hashes)), 2 + hashes) } else { (state, 1) }
+            if raw { (ScanState::Text(Some(hashes)), 2 + hashes) } else { (state, 1) }
         }
-        State::Code if chars[at] == '\'' && chars.get(at + 2) == Some(&'\'') => (state, 3),
-        State::Code if chars[at] == '\'' && chars.get(at + 1) == Some(&'\\') => {
+        ScanState::Code if chars[at] == '\'' && chars.get(at + 2) == Some(&'\'') => (state, 3),
+        ScanState::Code if chars[at] == '\'' && chars.get(at + 1) == Some(&'\\') => {
             let end = chars[at + 2..].iter().skip(1).position(|c| *c == '\'').unwrap_or(0);
             (state, end + 4)
         }
-        State::Code => (state, 1),
+        ScanState::Code => (state, 1),
     }
 }
 
