@@ -93,7 +93,7 @@ enum Command {
     Daemon(DaemonArguments),
     /// Run the embedded cluster manager in the foreground: for clusters of several nodes
     Manager(manager::Arguments),
-    /// The state of the cluster manager, and of members that were expelled
+    /// Show the state of the cluster manager, or expel a member
     #[command(subcommand)]
     Cluster(cluster::Command),
     /// Run a program that lies in the tree: `run` does it, inside a program that sees the tree

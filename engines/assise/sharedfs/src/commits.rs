@@ -1,8 +1,8 @@
 //! Commits of the tree, made beside all other work: the thread that prepares a batch holds the area's lock, and takes
 //! the state's lock only for moments ([`crate::replay`]).
 //!
-//! Guarantees: no commit and no sync happens while the state's lock is held. The ledger has room for the entries of a
-//! step before the step begins.
+//! Guarantees: no commit and no sync happens while the state's lock is held, except when a daemon has ended its threads
+//! ([`crate::Daemon::stop_level`]). The ledger has room for the entries of a step before the step begins.
 
 use crate::error::Error;
 use crate::replay::copy::{LocalCopy, Visit, contain_changes};

@@ -285,8 +285,8 @@ impl Ledger {
         self.needed_from().sequence < self.contained.sequence
     }
 
-    /// Trees of copies contain it up to here; `None`: there are no copies. The place may be before what was released, if
-    /// all behind it is still there ([`Self::reaches_back_to`]).
+    /// Notes up to where the trees of all copies contain the ledger; `None`: there are no copies. The place may be before
+    /// the space that was released, if all entries behind it are still there ([`Self::entries_from`]).
     pub fn hold(&mut self, held: Option<LedgerPlace>) {
         self.held = held;
         let (head, tail) = (ring_place(&self.needed_from()), ring_place(&self.end));

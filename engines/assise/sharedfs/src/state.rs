@@ -3,8 +3,8 @@
 //!
 //! Lock order: the area's lock, held by the thread that prepares a commit, then the state's ([`ipc::Lock`]). Under the
 //! state's, only locks of the medium are taken (the test medium's, and those of the guard over mapped files). No lock
-//! is held across a wait for another call; the state's is held across no commit and no sync either
-//! ([`crate::commits`]).
+//! is held across a wait for another call; the state's is held across no commit and no sync either while the daemon
+//! serves ([`crate::commits`]).
 
 use crate::config::Config;
 use crate::counted_copies::Copies;
