@@ -45,7 +45,8 @@ pub enum Kind {
     /// The log ends with `record`, and is never written again.
     CloseLog = 5,
     /// Records of the log up to `record` are digested, with the rights of the entries before this one. `detail`: hash
-    /// of their bytes since the last such entry, with the key of the life; 0 while the chain has only one copy.
+    /// of their bytes since the last such entry, with the key of the life ([`crate::hash`]); 0 if the daemon serves a
+    /// single node.
     Digest = 6,
     /// The log continues after `record` in a new file; all earlier records are digested. Payload: [`RenewBody`].
     Renew = 7,

@@ -10,6 +10,7 @@ pub mod call;
 pub mod checksum;
 pub mod cluster;
 pub mod envelope;
+pub mod hash;
 pub mod identity;
 pub mod ids;
 pub mod ledger;

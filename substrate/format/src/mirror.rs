@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the rules by which records are checked and applied. A copy with other rules would get another tree.
-pub const RULES: u32 = 1;
+pub const RULES: u32 = 2;
 
 /// The number that stands for the ledger where a message names a log. No log has this number.
 pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);

@@ -14,6 +14,7 @@
 mod compare;
 mod error;
 mod greeting;
+mod hashes;
 mod import;
 pub mod ledger;
 pub mod logs;

@@ -5,8 +5,10 @@
 //! or ends. It never panics, never maps or allocates more than the size of the largest log, and takes time
 //! proportional to that size at most.
 
+use crate::hashes::RecordHashes;
 use format::checksum::Salt;
 use format::envelope::{FRAME_ALIGN, check_and_sum, check_frame};
+use format::hash::{HashKey, RecordsHash};
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::{
     BLOCK_BYTES, ChainNumber, DecodeError, Envelope, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence,
@@ -17,6 +19,7 @@ use pmem::{MediaError, Medium, Region};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Start of the ring in a log's file.
@@ -86,6 +89,8 @@ pub struct LogFile {
     file: Option<File>,
     salt: Salt,
     end: u64,
+    /// Set where all readings of a record have to give the same bytes.
+    hashes: OnceLock<RecordHashes>,
 }
 
 impl LogFile {
@@ -138,7 +143,7 @@ impl LogFile {
         let file = region.descriptor().map(duplicate).transpose();
         let file = file.map_err(|error| MediaError::Os(error.raw_os_error().unwrap_or(0)))?;
         let end = region.bytes() / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
-        Ok(Self { name, region, file, salt, end })
+        Ok(Self { name, region, file, salt, end, hashes: OnceLock::new() })
     }
 
     /// The region that LibFS maps.
@@ -218,6 +223,17 @@ impl LogFile {
         Ok(there == payload && check_frame(self.salt, &frame).is_ok())
     }
 
+    /// From now on a record that was read before and has changed since ends the log, as an incomplete one does, and each
+    /// record is read with its hash. A second call has no effect.
+    pub fn keep_hashes(&self, key: HashKey) {
+        self.hashes.get_or_init(|| RecordHashes::new(key, self.ring_bytes()));
+    }
+
+    /// True if a record was found to have changed since it was read before.
+    pub fn has_changed(&self) -> bool {
+        self.hashes.get().is_some_and(RecordHashes::found_change)
+    }
+
     /// The salt of its frames.
     pub fn salt(&self) -> Salt {
         self.salt
@@ -242,7 +258,8 @@ impl LogFile {
         let at_frame = from.position.is_multiple_of(FRAME_ALIGN as u64);
         let inside = at_frame && (RING_START..self.end).contains(&from.position);
         let left = if inside { self.ring_bytes() } else { 0 };
-        Frames { log: self, at: from, left, window: Vec::new(), window_at: 0, fetch_bytes }
+        let (window, key) = (Vec::new(), None);
+        Frames { log: self, at: from, left, window, window_at: 0, fetch_bytes, key }
     }
 }
 
@@ -253,6 +270,8 @@ pub struct LogFrame<'a> {
     pub bytes: &'a [u8],
     /// The unsalted checksum of a payload that has the size of one block.
     pub block_sum: Option<u32>,
+    /// Its hash, if the reader or the log asked for hashes.
+    pub hash: Option<RecordsHash>,
     /// The log position after this frame.
     pub after: Digested,
 }
@@ -267,9 +286,16 @@ pub struct Frames<'a> {
     window_at: u64,
     /// Bytes of the next fetch.
     fetch_bytes: u64,
+    /// Key of the hashes of frames, other than those of the log.
+    key: Option<HashKey>,
 }
 
 impl Frames<'_> {
+    /// Each frame comes with its hash under this key.
+    pub fn hashed_by(self, key: HashKey) -> Self {
+        Self { key: Some(key), ..self }
+    }
+
     /// Reads the next frame; `None` at the end of the log.
     ///
     /// # Errors
@@ -308,10 +334,16 @@ impl Frames<'_> {
             return Ok(None);
         };
         let taken = if is_pad { self.log.end - position } else { envelope.frame_bytes() };
+        let frame = self.windowed(position, bytes);
+        let mut hash = self.key.map(|key| key.of_record(frame));
+        if let Some(hashes) = self.log.hashes.get() {
+            let Some(found) = hashes.compare(sequence, frame, taken) else { return Ok(None) };
+            hash = hash.or(Some(found));
+        }
         self.left -= taken.min(self.left);
         let next = position + taken;
         self.at = Digested { sequence, position: if next == self.log.end { RING_START } else { next } };
-        Ok(Some(LogFrame { bytes: self.windowed(position, bytes), block_sum, after: self.at }))
+        Ok(Some(LogFrame { bytes: self.windowed(position, bytes), block_sum, hash, after: self.at }))
     }
 
     fn envelope(&self, position: u64) -> Option<Envelope> {

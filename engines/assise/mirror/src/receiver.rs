@@ -279,6 +279,21 @@ impl Receiver {
         }
     }
 
+    /// Drops the records of a log that the tree does not contain, because some are missing or wrong. The head sends them
+    /// again.
+    pub fn rewind_log(&mut self, uid: LogUid) {
+        for (_, log) in self.logs.iter_mut().filter(|((log, _), _)| *log == uid) {
+            let stream = &mut log.stream;
+            (stream.end, stream.synced, stream.pending) = (stream.executed, stream.executed.sequence, 0);
+        }
+    }
+
+    /// The last synced record of a log.
+    pub fn synced_record(&self, uid: LogUid) -> Sequence {
+        let files = self.logs.iter().filter(|((log, _), _)| *log == uid);
+        files.map(|(_, log)| log.stream.synced).max().unwrap_or_default()
+    }
+
     /// Forgets a log whose file is removed because the tree contains all of it.
     pub fn remove_log(&mut self, log: LogUid, incarnation: Incarnation) {
         self.logs.remove(&(log, incarnation));

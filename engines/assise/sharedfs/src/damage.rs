@@ -7,7 +7,7 @@
 use crate::config::Config;
 use crate::error::Error;
 use crate::ledger::{LEDGER_FILE, Ledger};
-use crate::replay::copy::table_of;
+use crate::replay::copy::{key_of_life, table_of};
 use area::Area;
 use format::checksum::Salt;
 use format::envelope::FRAME_ALIGN;
@@ -203,7 +203,8 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     let area = Area::open(medium, area::Limits::default())?;
     let pool = area.pool();
     let (table, mut progress) = table_of(&area)?;
-    let mut ledger = Ledger::open(medium, pool, area.ledger(), table)?;
+    let mut ledger =
+        Ledger::open(medium, pool, (area.ledger(), key_of_life(&area, area.ledger().life)?), table)?;
     let mut named = BTreeSet::new();
     while let Some(read) = ledger.next_entry()? {
         let entry = read.entry()?;

@@ -161,6 +161,7 @@ impl State {
             End::More => Step::More,
             End::NoFrame => Step::Cut(NO_FRAME),
             End::Cut(reason) => Step::Cut(reason),
+            End::Differs => Step::Cut(CutReason::Changed),
         })
     }
 

@@ -29,6 +29,8 @@ pub enum Error {
     Removed(String),
     /// A log ends before a record that the ledger says was digested: the log, and the last record that was found.
     Short(LogUid, Sequence),
+    /// The records of a log behind this one are not those that the head digested.
+    Differs(LogUid, Sequence),
     /// Sending to a copy failed: its node, and the reason.
     Copy(NodeId, mirror::Error),
     /// A copy has more than this pool, which therefore must not lead: the copy's node.
@@ -53,7 +55,12 @@ impl Error {
     pub(crate) fn is_failure(&self) -> bool {
         match self {
             Self::Media(_) | Self::Area(_) => !self.is_shortage(),
-            Self::File(..) | Self::Short(..) | Self::Lost(_) | Self::Removed(_) | Self::Stopped => true,
+            Self::File(..)
+            | Self::Short(..)
+            | Self::Differs(..)
+            | Self::Lost(_)
+            | Self::Removed(_)
+            | Self::Stopped => true,
             Self::Ipc(_) | Self::Settings(_) | Self::Sessions | Self::LivesUsedUp | Self::LedgerFull => false,
             Self::Copy(..) | Self::CopyIsAhead(_) | Self::NeedsImport(_) | Self::NoRoomToSend(_) => false,
         }
@@ -111,6 +118,12 @@ impl std::fmt::Display for Error {
             Self::Removed(path) => write!(f, "{path} was removed while the daemon used it"),
             Self::Short(log, last) => {
                 write!(f, "log {log} ends after record {last}, and the ledger says that more was digested")
+            }
+            Self::Differs(log, last) => {
+                write!(
+                    f,
+                    "the records of log {log} behind record {last} are not those that the head digested"
+                )
             }
             Self::Copy(node, error) => write!(f, "copy at node {node}: {error}"),
             Self::CopyIsAhead(node) => write!(f, "node {node} has more than this pool, which cannot lead"),

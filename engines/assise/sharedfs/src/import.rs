@@ -291,6 +291,8 @@ impl Core {
     pub fn count(&self, state: &mut State, copy: Arc<Copy>) {
         let digested = state.copy.logs.iter().map(|(log, copy)| (*log, copy.digested.sequence));
         copy.set_lacking(digested.collect());
+        let key = state.copy.ledger.hash_key();
+        state.copy.keep_hashes(key);
         self.copies.add(copy);
         for session in state.sessions.values() {
             session.shared.daemon.publish_replication(true, Default::default());

@@ -10,8 +10,9 @@ use crate::error::Error;
 use crate::replay::table::{Change, Grant, OpenLog, Table};
 use area::LedgerPlace;
 use format::envelope::{Envelope, frame_bytes};
+use format::hash::{HashKey, RecordsHash};
 use format::ledger::{
-    Entry, EntryHeader, GrantDetail, GrantMode, Kind, LifeBody, REAP_MAX, RenewBody, Unit, salt_of,
+    Entry, EntryHeader, Event, GrantDetail, GrantMode, Kind, LifeBody, REAP_MAX, RenewBody, Unit, salt_of,
 };
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
 use format::{
@@ -53,6 +54,8 @@ pub(crate) struct Ledger {
     held: Option<LedgerPlace>,
     /// Where it goes on.
     end: LedgerPlace,
+    /// Key of the life there.
+    key: [u8; 16],
     synced: Sequence,
 }
 
@@ -160,8 +163,14 @@ impl Ledger {
         Ok(region)
     }
 
-    /// Opens a ledger to be read from where the last commit stands, which holds this table. Writes nothing.
-    pub fn open(medium: &Medium, pool: PoolUid, contained: LedgerPlace, table: Table) -> Result<Self, Error> {
+    /// Opens a ledger to be read from where the last commit stands, which holds this table and the key of the life there.
+    /// Writes nothing.
+    pub fn open(
+        medium: &Medium,
+        pool: PoolUid,
+        (contained, key): (LedgerPlace, [u8; 16]),
+        table: Table,
+    ) -> Result<Self, Error> {
         let region = Self::open_file(medium, pool)?;
         let end = region.bytes() / HEADER_BYTES as u64 * HEADER_BYTES as u64;
         let position = contained.position;
@@ -169,7 +178,7 @@ impl Ledger {
             return Err(Error::File(LEDGER_FILE.to_owned(), format::DecodeError::Field("position")));
         }
         let (pending, synced) = (VecDeque::new(), contained.sequence);
-        Ok(Self { region, ring: None, table, pending, contained, held: None, end: contained, synced })
+        Ok(Self { region, ring: None, table, pending, contained, held: None, end: contained, key, synced })
     }
 
     /// Reads the next entry of a ledger that was not read to its end; `None` there. It counts once it is
@@ -189,7 +198,11 @@ impl Ledger {
 
     /// Takes what an entry that was read says into the table.
     pub fn note(&mut self, read: &ReadEntry) -> Result<(), Error> {
-        let change = self.table.apply(&read.entry()?);
+        let entry = read.entry()?;
+        if let Event::Life { body } = entry.event {
+            self.key = body.key;
+        }
+        let change = self.table.apply(&entry);
         self.end = read.after;
         self.pending.push_back(Pending { change, after: read.after });
         Ok(())
@@ -226,6 +239,11 @@ impl Ledger {
     /// The life of the chain.
     pub fn life(&self) -> Life {
         self.end.life
+    }
+
+    /// Key of the hashes in the entries of that life.
+    pub fn hash_key(&self) -> HashKey {
+        HashKey::of_life(&self.key)
     }
 
     /// Last entry that was read or appended.
@@ -405,9 +423,17 @@ impl Ledger {
         self.append(Kind::CloseLog, header_of(uid, InodeNumber::NONE, LeaseVersion::default(), last), &[])
     }
 
-    /// A log's records up to `up_to` are digested. There is no copy that could compare a hash.
-    pub fn digest(&mut self, uid: LogUid, up_to: Sequence) -> Result<Sequence, Error> {
-        self.append(Kind::Digest, header_of(uid, InodeNumber::NONE, LeaseVersion::default(), up_to), &[])
+    /// A log's records up to `up_to` are digested, with this hash of those since the last such entry, if there may be
+    /// copies that compare it.
+    pub fn digest(
+        &mut self,
+        uid: LogUid,
+        up_to: Sequence,
+        hash: Option<RecordsHash>,
+    ) -> Result<Sequence, Error> {
+        let header = header_of(uid, InodeNumber::NONE, LeaseVersion::default(), up_to);
+        let detail = hash.map_or([0; 8], RecordsHash::to_bytes);
+        self.append(Kind::Digest, EntryHeader { detail, ..header }, &[])
     }
 
     /// A log goes on after `last` in a new file.
@@ -476,7 +502,7 @@ mod tests {
 
     /// The ledger from a place on, read to its end.
     fn read(medium: &Medium, contained: LedgerPlace, table: Table) -> Ledger {
-        let mut ledger = Ledger::open(medium, POOL, contained, table).unwrap();
+        let mut ledger = Ledger::open(medium, POOL, (contained, [0; 16]), table).unwrap();
         while let Some(read) = ledger.next_entry().unwrap() {
             ledger.note(&read).unwrap();
         }
@@ -513,7 +539,7 @@ mod tests {
         ledger.grant(one, unit(5), grant(301)).unwrap();
         ledger.grant(one, unit(6), grant(302)).unwrap();
         ledger.grant(one, Unit::RENAME, grant(303)).unwrap();
-        ledger.digest(one, Sequence::new(9)).unwrap();
+        ledger.digest(one, Sequence::new(9), None).unwrap();
         ledger.reap(&[InodeNumber::new(77), InodeNumber::new(78)]).unwrap();
         ledger.end(one, unit(5), LeaseVersion::new(301), Sequence::new(9)).unwrap();
         ledger.end(one, unit(105), LeaseVersion::new(100), Sequence::new(9)).unwrap();

@@ -475,6 +475,9 @@ impl Inner {
         let Some(contents) = guard.as_mut() else { return Ok(false) };
         // Acquire: pairs with the Release of `announce`.
         let synced = Sequence::new(self.synced.load(Ordering::Acquire));
+        if !self.has_lacking_records(contents) {
+            return Ok(false);
+        }
         let synced = contents.executable(synced, self.host.now());
         let mut moved = false;
         for _ in 0..ENTRIES_AT_ONCE {
@@ -504,6 +507,19 @@ impl Inner {
             }
         }
         Ok(moved)
+    }
+
+    /// True if the records are there that were missing or wrong when the pool was opened, or if there were none.
+    fn has_lacking_records(&self, contents: &mut Contents) -> bool {
+        if let Some((log, up_to)) = contents.lacks {
+            let receiving = self.receiving.lock();
+            let synced = receiving.receiver.as_ref().map(|receiver| receiver.synced_record(log));
+            if synced.is_none_or(|synced| synced < up_to) {
+                return false;
+            }
+            contents.lacks = None;
+        }
+        true
     }
 
     /// Notes how far the tree is; returns the message for the head, if it is further.

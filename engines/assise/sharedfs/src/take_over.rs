@@ -23,6 +23,7 @@ use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::{Script, reap_all};
 use crate::standby::Term;
 use area::Area;
+use format::hash::HashKey;
 use format::ledger::LifeBody;
 use format::{InodeNumber, Life, LogUid, Sequence};
 use ipc::host::Host;
@@ -78,6 +79,8 @@ struct TakeOver<'a> {
     /// How far copies have each log; there are none if it has none.
     ends: BTreeMap<LogUid, Sequence>,
     term: Term,
+    /// Key of the new life.
+    key: [u8; 16],
 }
 
 /// Brings a copy to its end, and lets it lead. The caller holds the pool's lock. Copies at other nodes, to which there are
@@ -95,8 +98,19 @@ pub(crate) fn take_over(
     (term, connections): (Term, Vec<Connection>),
 ) -> Result<LeadingCopy, Error> {
     let mut named = BTreeSet::new();
-    let executed = Script::new(area, &mut copy, config).run(&mut |entry| {
+    let key = random_key(&**host);
+    let other = connections.first().map(Connection::node);
+    // A node that leads in a view of the cluster may get copies later.
+    if term.version > 0 || other.is_some() {
+        copy.keep_hashes(HashKey::of_life(&key));
+    }
+    let executed = Script::new(area, &mut copy, config).run(other.is_none(), &mut |entry| {
         named.insert(entry.log);
+    });
+    let executed = executed.map_err(|error| match (error, other) {
+        // An entry is written when all copies have its records, so this one has them.
+        (Error::Short(..) | Error::Differs(..), Some(node)) => Error::CopyIsAhead(node),
+        (error, _) => error,
     })?;
     let recovered = Recovered {
         records: executed.records,
@@ -115,10 +129,10 @@ pub(crate) fn take_over(
     let ends = if copies.any() { level(host, &copies, &mut copy)? } else { BTreeMap::new() };
     let table = copy.ledger.table();
     let unjudged = Unjudged::left_in(&copy.medium, config, |uid| table.log(uid).is_some())?;
-    let mut taking = TakeOver { area, copy, config, recovered, unjudged, copies, ends, term };
+    let mut taking = TakeOver { area, copy, config, recovered, unjudged, copies, ends, term, key };
     let end = taking.copy.ledger.last();
     taking.keep_unjudged(&named)?;
-    taking.begin_life(&**host)?;
+    taking.begin_life()?;
     taking.digest_tails()?;
     let kept = taking.unjudged.finish()?;
     taking.recovered.kept = (!kept.is_empty()).then_some((end, kept));
@@ -130,6 +144,14 @@ pub(crate) fn take_over(
     copy.ledger.hold(copies.contained());
     copies.all().iter().for_each(|copy| copy.set_level());
     Ok(LeadingCopy { copy, recovered, kept, copies })
+}
+
+fn random_key(host: &dyn Host) -> [u8; 16] {
+    let mut key = [0; 16];
+    for half in key.chunks_exact_mut(8) {
+        half.copy_from_slice(&host.random().to_le_bytes());
+    }
+    key
 }
 
 impl TakeOver<'_> {
@@ -155,18 +177,15 @@ impl TakeOver<'_> {
     }
 
     /// From here on what is decided stands in the ledger as this life's.
-    fn begin_life(&mut self, host: &dyn Host) -> Result<(), Error> {
+    fn begin_life(&mut self) -> Result<(), Error> {
         contain_changes(self.area, &mut self.copy, 0)?;
         let life = self.copy.ledger.life();
         if life == Life::LAST {
             return Err(Error::LivesUsedUp);
         }
-        let mut key = [0; 16];
-        for half in key.chunks_exact_mut(8) {
-            half.copy_from_slice(&host.random().to_le_bytes());
-        }
         let after = self.copy.ledger.last();
         let (node, epoch, reserved) = (self.term.node, self.term.epoch, U32::new(0));
+        let key = self.key;
         self.copy.ledger.begin_life(LifeBody { life: life.next(), node, epoch, reserved, after, key })?;
         Ok(())
     }
@@ -194,6 +213,7 @@ impl TakeOver<'_> {
                 // The copies have no more of it.
                 End::Done | End::NoFrame => break None,
                 End::Cut(reason) => break Some(reason),
+                End::Differs => break Some(CutReason::Changed),
             }
         };
         let at = self.copy.digested(uid);

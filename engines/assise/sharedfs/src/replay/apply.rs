@@ -19,6 +19,8 @@ pub enum CutReason {
     Contradiction(Refused),
     /// More than was promised, and there is no room.
     NoRoom,
+    /// The record has changed since it was sent to a copy.
+    Changed,
 }
 
 impl CutReason {

@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::room::SessionRoom;
 use area::{Applied, Area, AreaError, Batch};
+use format::hash::{HashKey, RecordsHash};
 use format::record::{self, Operation, Record};
 use format::{InodeNumber, LogUid, Sequence};
 use ipc::Digested;
@@ -86,8 +87,33 @@ impl Decisions<'_> {
 pub(crate) enum Role {
     /// The head: writes entries that describe the batch into the ledger.
     Head,
-    /// Because this entry of the ledger says so.
-    Entry(Sequence),
+    /// Repeats an entry of the ledger.
+    Entry(Repeated),
+}
+
+/// An entry that is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Repeated {
+    pub sequence: Sequence,
+    /// The hash of all records that the entry names from here on; `None` if they were compared already, or if the entry
+    /// has no hash.
+    pub expected: Option<ExpectedHash>,
+}
+
+/// The hash of records under a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExpectedHash {
+    pub key: HashKey,
+    pub hash: RecordsHash,
+}
+
+impl Role {
+    fn expected(self) -> Option<ExpectedHash> {
+        match self {
+            Self::Head => None,
+            Self::Entry(repeated) => repeated.expected,
+        }
+    }
 }
 
 /// How a batch ended.
@@ -101,6 +127,8 @@ pub(crate) enum End {
     NoFrame,
     /// The log ends here, whatever stands behind.
     Cut(CutReason),
+    /// The records are not those that the entry names. Nothing was digested.
+    Differs,
 }
 
 /// The results of a batch.
@@ -136,6 +164,8 @@ struct BatchWork<'a> {
     removed_max: usize,
     records: usize,
     bytes: usize,
+    /// Hash of these records, if they were read with hashes.
+    hash: Option<RecordsHash>,
     at: Digested,
 }
 
@@ -207,17 +237,31 @@ fn try_batch(
         removed_max,
         records: 0,
         bytes: 0,
+        hash: Some(RecordsHash::default()),
         at: before,
     };
     let end = work.take_frames(&mut batch, &file, up_to, limits, decisions, (role, changes > 0))?;
-    let BatchWork { orphans, removed, records, at, .. } = work;
+    if let Some(expected) = role.expected() {
+        // Nothing is committed before all records that the entry names were compared.
+        let end = match end {
+            End::Done | End::More if work.is_as_expected(&file, up_to, expected)? => None,
+            End::Done | End::More => Some(End::Differs),
+            end => Some(end),
+        };
+        if let Some(end) = end {
+            drop(batch);
+            return Ok(nothing(before, end));
+        }
+    }
+    let BatchWork { orphans, removed, records, at, hash, .. } = work;
     if at == before {
         drop(batch);
         return Ok(nothing(before, end));
     }
     batch.sync_writes()?;
     batch.put_log(uid, &open.item(at.sequence, at.position))?;
-    let (changes, version) = copy.visit(|copy| copy.enter(&mut batch, changes, (uid, at), &removed, role))?;
+    let (changes, version) =
+        copy.visit(|copy| copy.enter(&mut batch, changes, (uid, at, hash), &removed, role))?;
     let committed = batch.commit(version)?;
     copy.visit(|copy| {
         copy.logs.get_mut(&uid).expect("a log is closed by whoever has the area").digested = at;
@@ -252,7 +296,7 @@ impl LocalCopy {
         &mut self,
         batch: &mut Batch<'_>,
         changes: usize,
-        (uid, at): (LogUid, Digested),
+        (uid, at, hash): (LogUid, Digested, Option<RecordsHash>),
         removed: &[InodeNumber],
         role: Role,
     ) -> Result<(usize, Sequence), Error> {
@@ -262,7 +306,7 @@ impl LocalCopy {
         }
         // The entries come first: a copy that has the commit has the entries that led to it.
         if role == Role::Head {
-            self.ledger.digest(uid, at.sequence)?;
+            self.ledger.digest(uid, at.sequence, hash)?;
             changes += 1;
             if !removed.is_empty() {
                 self.ledger.reap(removed)?;
@@ -273,7 +317,7 @@ impl LocalCopy {
         batch.set_ledger(&place);
         let version = match role {
             Role::Head => place.sequence,
-            Role::Entry(sequence) => sequence,
+            Role::Entry(repeated) => repeated.sequence,
         };
         Ok((changes, version))
     }
@@ -290,6 +334,9 @@ impl BatchWork<'_> {
         (role, changes): (Role, bool),
     ) -> Result<End, Error> {
         let mut frames = file.frames(self.at);
+        if let Some(expected) = role.expected() {
+            frames = frames.hashed_by(expected.key);
+        }
         loop {
             if self.at.sequence >= up_to {
                 return Ok(End::Done);
@@ -300,6 +347,7 @@ impl BatchWork<'_> {
             }
             let frame = match (frames.next(), role) {
                 (Ok(Some(frame)), _) => frame,
+                (Ok(None), Role::Head) if file.has_changed() => return Ok(End::Cut(CutReason::Changed)),
                 // To the head an unreadable record is like none.
                 (Ok(None), _) | (Err(_), Role::Head) => return Ok(End::NoFrame),
                 (Err(error), Role::Entry(_)) => return Err(error.into()),
@@ -319,7 +367,29 @@ impl BatchWork<'_> {
             self.at = frame.after;
             self.records += 1;
             self.bytes += frame.bytes.len();
+            self.note_hash(frame.hash);
         }
+    }
+
+    fn note_hash(&mut self, hash: Option<RecordsHash>) {
+        self.hash = self.hash.zip(hash).map(|(mut sum, hash)| {
+            sum.add(hash);
+            sum
+        });
+    }
+
+    /// True if these records, with those behind them up to `up_to`, have this hash.
+    fn is_as_expected(&self, file: &LogFile, up_to: Sequence, expected: ExpectedHash) -> Result<bool, Error> {
+        let (mut frames, mut at) = (file.frames(self.at).hashed_by(expected.key), self.at.sequence);
+        let mut sum = self.hash;
+        while at < up_to {
+            let Some(frame) = frames.next()? else { return Ok(false) };
+            at = frame.after.sequence;
+            if let (Some(sum), Some(hash)) = (&mut sum, frame.hash) {
+                sum.add(hash);
+            }
+        }
+        Ok(sum == Some(expected.hash))
     }
 
     fn apply(

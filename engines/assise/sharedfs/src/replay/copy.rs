@@ -13,7 +13,8 @@ use crate::generations::Generations;
 use crate::ledger::Ledger;
 use crate::room::Free;
 use area::{Area, AreaError, Batch, Committed, Snapshot};
-use format::{InodeNumber, LogUid, Sequence};
+use format::hash::HashKey;
+use format::{InodeNumber, Life, LogUid, Sequence};
 use ipc::Digested;
 use mirror::logs::{BEGINNING, LogFile};
 use pmem::Medium;
@@ -42,6 +43,12 @@ pub(crate) fn table_of(area: &Area) -> Result<(Table, BTreeMap<LogUid, Digested>
     Ok((table, progress))
 }
 
+/// The key of a life, as the tree has it; zeros before the first life.
+pub(crate) fn key_of_life(area: &Area, life: Life) -> Result<[u8; 16], Error> {
+    let lives = area.lives()?;
+    Ok(lives.iter().find(|(other, _)| *other == life).map_or([0; 16], |(_, item)| item.key))
+}
+
 /// Access to a copy while a batch is prepared. A shared copy is locked for each visit, and for no longer.
 pub(crate) trait Visit {
     /// Looks at the copy, or changes it.
@@ -64,6 +71,8 @@ pub(crate) struct LocalCopy {
     pub ledger: Ledger,
     /// The logs of the table.
     pub logs: BTreeMap<LogUid, UpdateLog>,
+    /// Key of the hashes of their records at a head that has copies, or may get some.
+    hash_key: Option<HashKey>,
     pub generations: Arc<Generations>,
     /// Damaged blocks of files, by their number in the file, of which records replaced a part since this process began.
     pub damaged: BTreeSet<(InodeNumber, u64)>,
@@ -87,11 +96,41 @@ impl LocalCopy {
         let (table, progress) = table_of(area)?;
         let of_progress = |(uid, digested)| (uid, UpdateLog { file: None, digested, before: None });
         let logs = progress.into_iter().map(of_progress).collect();
-        let ledger = Ledger::open(medium, area.pool(), area.ledger(), table)?;
+        let ledger = Ledger::open(
+            medium,
+            area.pool(),
+            (area.ledger(), key_of_life(area, area.ledger().life)?),
+            table,
+        )?;
         let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
         let (medium, batch_changes) = (medium.clone(), config.batch_changes);
         let (tree, free, damaged) = (area.snapshot(), Free::of(area), BTreeSet::new());
-        Ok(Self { medium, tree, free, ledger, logs, generations, damaged, log_bytes_max, batch_changes })
+        let hash_key = None;
+        Ok(Self {
+            medium,
+            tree,
+            free,
+            ledger,
+            logs,
+            hash_key,
+            generations,
+            damaged,
+            log_bytes_max,
+            batch_changes,
+        })
+    }
+
+    /// From now on all readings of a record give the same bytes, and each `Digest` entry gets the hash of its records.
+    pub fn keep_hashes(&mut self, key: HashKey) {
+        let key = *self.hash_key.get_or_insert(key);
+        self.logs.values().filter_map(|log| log.file.as_ref()).for_each(|file| file.keep_hashes(key));
+    }
+
+    fn with_hashes(&self, file: Option<Arc<LogFile>>) -> Option<Arc<LogFile>> {
+        if let (Some(file), Some(key)) = (&file, self.hash_key) {
+            file.keep_hashes(key);
+        }
+        file
     }
 
     /// The file of a log that lives; `None` if its owner made something else of it.
@@ -99,13 +138,16 @@ impl LocalCopy {
     /// # Errors
     /// `Media`.
     pub fn file(&mut self, uid: LogUid) -> Result<Option<Arc<LogFile>>, Error> {
-        let Some(log) = self.logs.get_mut(&uid) else { return Ok(None) };
-        if log.file.is_none() {
-            let incarnation =
-                self.ledger.table().log(uid).expect("each log of a copy is in the table").incarnation;
-            log.file = LogFile::open(&self.medium, (uid, incarnation), self.log_bytes_max)?.map(Arc::new);
+        let Some(log) = self.logs.get(&uid) else { return Ok(None) };
+        if log.file.is_some() {
+            return Ok(log.file.clone());
         }
-        Ok(log.file.clone())
+        let incarnation =
+            self.ledger.table().log(uid).expect("each log of a copy is in the table").incarnation;
+        let opened = LogFile::open(&self.medium, (uid, incarnation), self.log_bytes_max)?;
+        let file = self.with_hashes(opened.map(Arc::new));
+        self.logs.get_mut(&uid).expect("it was there before").file.clone_from(&file);
+        Ok(file)
     }
 
     /// How far a log is in the tree.
@@ -115,6 +157,7 @@ impl LocalCopy {
 
     /// A log begins: `entry` of the ledger opened it.
     pub fn begin_log(&mut self, uid: LogUid, file: Option<Arc<LogFile>>) {
+        let file = self.with_hashes(file);
         self.logs.insert(uid, UpdateLog { file, digested: BEGINNING, before: Some(BEGINNING.sequence) });
     }
 
@@ -125,6 +168,7 @@ impl LocalCopy {
         last: Sequence,
         file: Option<Arc<LogFile>>,
     ) -> Option<Arc<LogFile>> {
+        let file = self.with_hashes(file);
         let log = self.logs.get_mut(&uid)?;
         log.digested = Digested { sequence: last, ..BEGINNING };
         log.before = Some(last);

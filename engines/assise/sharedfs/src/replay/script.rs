@@ -4,7 +4,7 @@
 //! same. A record that an entry names and the log does not have is reported: after a crash of the machine that is how far
 //! the log came, if no entry stands behind; else the log is damaged.
 
-use super::batch::{BatchLimits, Decisions, End, Role, digest_batch};
+use super::batch::{BatchLimits, Decisions, End, ExpectedHash, Repeated, Role, digest_batch};
 use super::copy::{LocalCopy, Visit, contain_changes};
 use crate::config::Config;
 use crate::error::Error;
@@ -12,6 +12,7 @@ use crate::generations::Generations;
 use crate::imported::make_files_anew;
 use crate::ledger::ReadEntry;
 use area::{Area, AreaError};
+use format::hash::RecordsHash;
 use format::ledger::{Entry, Event};
 use format::{Incarnation, InodeNumber, LogUid, Sequence};
 use ipc::host::Host;
@@ -43,7 +44,7 @@ pub fn execute_ledger(host: &dyn Host, medium: &Medium, config: &Config) -> Resu
     make_files_anew(medium, &mut area, config)?;
     let generations = Arc::new(Generations::new(host)?);
     let mut copy = LocalCopy::open(&area, medium, config, generations)?;
-    let executed = Script::new(&mut area, &mut copy, config).run(&mut |_| {})?;
+    let executed = Script::new(&mut area, &mut copy, config).run(true, &mut |_| {})?;
     contain_changes(&mut area, &mut copy, 0)?;
     Ok(executed)
 }
@@ -56,21 +57,33 @@ pub(crate) struct Script<'a> {
     executed: Executed,
     /// A log that ends before the record that the last entry names: so it does if the machine died before the commit.
     short: Option<(LogUid, Sequence)>,
+    /// A log whose records are not those that the last entry names.
+    differs: Option<(LogUid, Sequence)>,
+    /// True if the part of an entry's records that is there is digested although the others are missing: no other copy has
+    /// them.
+    takes_parts: bool,
     /// Files of logs that no entry names any more.
     over: Vec<(LogUid, Incarnation)>,
 }
 
 impl<'a> Script<'a> {
     pub fn new(area: &'a mut Area, copy: &'a mut LocalCopy, config: &'a Config) -> Self {
-        Self { area, copy, config, executed: Executed::default(), short: None, over: Vec::new() }
+        let (executed, over) = (Executed::default(), Vec::new());
+        Self { area, copy, config, executed, short: None, differs: None, takes_parts: false, over }
     }
 
-    /// Executes all entries that are there.
+    /// Executes all entries that are there. `is_last` is true if no other copy has the records that an entry names and this
+    /// one lacks.
     ///
     /// # Errors
-    /// `Area`, `Media`, `File`.
-    pub fn run(mut self, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<Executed, Error> {
-        while self.next(Sequence::new(u64::MAX), seen)? {}
+    /// `Area`, `Media`, `File`; `Short`, `Differs`: another copy has to lead.
+    pub fn run(mut self, is_last: bool, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<Executed, Error> {
+        self.takes_parts = is_last;
+        while self.next(Sequence::new(u64::MAX), seen)? {
+            if !is_last {
+                self.check_records()?;
+            }
+        }
         self.executed.last = self.copy.ledger.last();
         Ok(self.executed)
     }
@@ -79,12 +92,19 @@ impl<'a> Script<'a> {
     /// no entry names any more once the next commit is made, and whether there was such an entry.
     ///
     /// # Errors
-    /// `Area`, `Media`, `File`; `Short`: the log does not have them.
+    /// `Area`, `Media`, `File`; `Short`: the log does not have them; `Differs`: it has others.
     pub fn run_one(mut self, up_to: Sequence) -> Result<(bool, Vec<(LogUid, Incarnation)>), Error> {
         let done = self.next(up_to, &mut |_| {})?;
-        match self.short {
-            Some((log, last)) => Err(Error::Short(log, last)),
-            None => Ok((done, self.over)),
+        self.check_records()?;
+        Ok((done, self.over))
+    }
+
+    /// The log of the last entry has the records that the entry names.
+    fn check_records(&self) -> Result<(), Error> {
+        match (self.differs, self.short) {
+            (Some((log, last)), _) => Err(Error::Differs(log, last)),
+            (None, Some((log, last))) => Err(Error::Short(log, last)),
+            (None, None) => Ok(()),
         }
     }
 
@@ -113,9 +133,16 @@ impl<'a> Script<'a> {
         // An entry that needs records, or removes inodes, is noted when that is done: a commit in the middle of it stands
         // before it.
         match entry.event {
-            Event::Digest { up_to, .. } => self.digest(entry.log, up_to, entry.sequence)?,
+            Event::Digest { up_to, hash } => {
+                let expected = self.expected(entry.sequence, hash);
+                self.digest((entry.log, up_to), Repeated { sequence: entry.sequence, expected })?;
+            }
             Event::Reap { inodes } => self.reap(inodes, entry.sequence)?,
             _ => {}
+        }
+        // The entry is executed later, when its records are there.
+        if !self.takes_parts && self.short.is_some() {
+            return Ok(());
         }
         let ends = matches!(entry.event, Event::Renew { .. } | Event::CloseLog { .. });
         let file = self.copy.ledger.table().log(entry.log).filter(|_| ends).map(|log| log.incarnation);
@@ -130,7 +157,15 @@ impl<'a> Script<'a> {
         Ok(())
     }
 
-    fn digest(&mut self, log: LogUid, up_to: Sequence, entry: Sequence) -> Result<(), Error> {
+    /// The hash with which the records of an entry are compared. A tree that contains a part of them contains it because
+    /// they were compared before.
+    fn expected(&self, entry: Sequence, hash: [u8; 8]) -> Option<ExpectedHash> {
+        let is_new = entry > self.area.snapshot().version();
+        let key = self.copy.ledger.hash_key();
+        RecordsHash::from_bytes(hash).filter(|_| is_new).map(|hash| ExpectedHash { key, hash })
+    }
+
+    fn digest(&mut self, (log, up_to): (LogUid, Sequence), mut entry: Repeated) -> Result<(), Error> {
         let limits = BatchLimits::of(self.config);
         loop {
             let role = Role::Entry(entry);
@@ -139,9 +174,18 @@ impl<'a> Script<'a> {
             self.executed.records += digest.records as u64;
             match digest.end {
                 End::Done => return Ok(()),
+                End::More if digest.records > 0 => entry.expected = None,
                 End::More => {}
+                End::NoFrame | End::Cut(_) if self.takes_parts && entry.expected.is_some() => {
+                    entry.expected = None;
+                }
                 End::NoFrame | End::Cut(_) => {
                     self.short = Some((log, digest.at.sequence));
+                    return Ok(());
+                }
+                End::Differs => {
+                    let last = Some((log, digest.at.sequence));
+                    (self.short, self.differs) = (last, last);
                     return Ok(());
                 }
             }

@@ -6,11 +6,12 @@ use crate::error::Error;
 use crate::generations::Generations;
 use crate::imported::make_files_anew;
 use crate::ledger::position_of;
-use crate::replay::copy::{LocalCopy, contain_changes};
+use crate::replay::copy::{LocalCopy, contain_changes, key_of_life};
 use crate::replay::script::Script;
 use area::Area;
+use format::ledger::Event;
 use format::mirror::LogMark;
-use format::{Incarnation, Life, LogUid, Sequence};
+use format::{Incarnation, LogUid, Sequence};
 use ipc::host::Host;
 use mirror::Receiver;
 use mirror::ledger::LedgerPosition;
@@ -31,6 +32,8 @@ pub(super) struct Contents {
     pub over: Vec<(LogUid, Incarnation)>,
     /// Where a comparison makes execution stop.
     pub hold: Option<Hold>,
+    /// The next entry names records of a log, up to this one, that were missing or wrong when the pool was opened.
+    pub lacks: Option<(LogUid, Sequence)>,
 }
 
 /// Opens a pool, executes it to its end, and makes the receiver for the rest.
@@ -47,7 +50,7 @@ pub(super) fn open_contents(
     let region = copy.ledger.region().clone();
     let contained = position_of(&copy.ledger.place());
     let logs = logs_of(medium, &copy)?;
-    let key = key_at(&area, contained.life)?;
+    let key = key_of_life(&area, contained.life)?;
     let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
     let opened =
         Receiver::open(medium, area.pool(), (region, contained, key), logs.into_iter(), log_bytes_max);
@@ -56,30 +59,51 @@ pub(super) fn open_contents(
         mirror::Error::Message(error) => Error::File(crate::ledger::LEDGER_FILE.to_owned(), error),
         _ => Error::Stopped,
     })?;
-    let mut over = Vec::new();
+    let (mut over, mut lacks) = (Vec::new(), None);
     loop {
-        let (more, files) = Script::new(&mut area, &mut copy, config).run_one(receiver.synced())?;
-        over.extend(files);
-        if !more {
-            break;
+        match Script::new(&mut area, &mut copy, config).run_one(receiver.synced()) {
+            Ok((true, files)) => over.extend(files),
+            Ok((false, files)) => {
+                over.extend(files);
+                break;
+            }
+            // The head sends them, or this node does not lead.
+            Err(Error::Short(log, _) | Error::Differs(log, _)) => {
+                lacks = lacking_records(&copy, log)?;
+                break;
+            }
+            Err(error) => return Err(error),
         }
     }
     contain_changes(&mut area, &mut copy, 0)?;
     remove_files(medium, &mut receiver, &mut over)?;
-    let mut contents =
-        Contents { area, copy, told: BTreeMap::new(), told_ledger: Sequence::default(), over, hold: None };
+    let mut contents = Contents {
+        area,
+        copy,
+        told: BTreeMap::new(),
+        told_ledger: Sequence::default(),
+        over,
+        hold: None,
+        lacks,
+    };
     let marks = contents.marks(true);
     let contained = contents.contained();
     receiver.note_executed(contained, &marks);
+    if let Some((log, _)) = lacks {
+        receiver.rewind_log(log);
+    }
     // The head is told this much with the ends, and nothing before them.
     contents.told_ledger = contained.sequence;
     Ok((contents, receiver))
 }
 
-/// The key of a life, as the tree has it.
-fn key_at(area: &Area, life: Life) -> Result<[u8; 16], Error> {
-    let lives = area.lives()?;
-    Ok(lives.iter().find(|(other, _)| *other == life).map_or([0; 16], |(_, item)| item.key))
+/// The records that the next entry names, of a log that lacks them.
+fn lacking_records(copy: &LocalCopy, log: LogUid) -> Result<Option<(LogUid, Sequence)>, Error> {
+    let Some(read) = copy.ledger.next_entry()? else { return Ok(None) };
+    Ok(match read.entry()?.event {
+        Event::Digest { up_to, .. } => Some((log, up_to)),
+        _ => None,
+    })
 }
 
 /// The files of logs in a pool, and the position up to which the tree contains each.

@@ -4,10 +4,12 @@
 use crate::client::{Client, DIRECTORY, FILE, ROOT, user};
 use crate::pair::{Pair, sync};
 use crate::second_copy::{difference, items};
-use format::Sequence;
+use format::checksum::Salt;
+use format::{Incarnation, Sequence};
 use ipc::words::FenceBy;
-use pmem::Recorder;
-use pmem::ring::RingPosition;
+use mirror::logs::{RING_START, log_file};
+use pmem::ring::{AppendRing, RingPosition};
+use pmem::{Recorder, Region};
 
 fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
     for id in pair.daemon.sessions() {
@@ -36,6 +38,90 @@ fn a_commit_word_beyond_the_log_holds_nobody_up() {
     let (file, _) = other.create(folder, b"of the other", FILE | 0o644);
     sync(&other, &[(file, 1)]).unwrap();
     assert_eq!(pair.daemon.terminations().len(), 1);
+    assert_level(&pair, &recorders);
+}
+
+/// The log of a client, with what is appended next in the place of the record at `from`.
+fn again_from(client: &Client, region: Region, from: RingPosition) -> AppendRing {
+    let welcome = &client.attached.welcome;
+    let begin = RingPosition { position: RING_START, sequence: Sequence::new(1) };
+    AppendRing::new(region, RING_START, Salt::of_log(welcome.log, welcome.incarnation), begin, from)
+}
+
+/// R.10: the program puts another complete record, of the same length, in the place of one that the copy has. Neither tree
+/// gets either record, nor those behind it.
+#[test]
+fn a_record_that_changes_after_it_was_sent_ends_the_log() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
+    let mut hostile = Client::attach_as(&pair.daemon, user(0), 1);
+    let mut other = Client::attach_as(&pair.daemon, user(0), 2);
+    hostile.write_lease(ROOT);
+    let (folder, _) = hostile.create(ROOT, b"folder", DIRECTORY | 0o777);
+    hostile.digest(true).unwrap();
+    hostile.write_lease(folder);
+    hostile.create(folder, b"before", FILE | 0o644);
+    let place = hostile.ring.tail();
+    let inode = hostile.next_inode;
+    hostile.create(folder, b"one", FILE | 0o644);
+    sync(&hostile, &[(folder, 1)]).unwrap();
+    hostile.next_inode = inode;
+    hostile.ring = again_from(&hostile, hostile.attached.log.clone(), place);
+    hostile.create(folder, b"two", FILE | 0o644);
+    // Its checksum is right, and the copy has the record of "one".
+    let folder = other.walk("folder").unwrap().inode;
+    other.write_lease(folder);
+    assert!(other.walk("folder/before").is_ok());
+    assert!(other.walk("folder/one").is_err() && other.walk("folder/two").is_err());
+    other.create(folder, b"two", FILE | 0o644);
+    sync(&other, &[(folder, 1)]).unwrap();
+    assert_eq!(pair.daemon.terminations().len(), 1);
+    assert_level(&pair, &recorders);
+}
+
+/// A copy whose own file of a log contains another complete record than the head digested. It applies nothing of the entry,
+/// ends, and gets the records again when its daemon is started.
+#[test]
+fn a_copy_with_other_records_than_the_head_gets_them_again() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
+    let mut client = Client::attach_as(&pair.daemon, user(0), 1);
+    client.write_lease(ROOT);
+    let (file, _) = client.create(ROOT, b"file", FILE | 0o644);
+    client.digest(true).unwrap();
+    pair.quiesce();
+    client.write_lease(file);
+    let place = client.ring.tail();
+    assert!(client.write(file, 0, b"the record that was synced"));
+    sync(&client, &[(file, 1)]).unwrap();
+    pair.follows.borrow_mut().paused = u32::MAX;
+    // The head digests for another program.
+    let other = Client::attach_as(&pair.daemon, user(0), 2);
+    other.walk("file").unwrap();
+    let name = log_file(client.attached.welcome.log, Incarnation::new(1));
+    let mut ring = again_from(&client, recorders[1].medium().open(&name).unwrap(), place);
+    let mut header = client.header(format::record::Kind::Write, file);
+    header.envelope.payload_bytes.set(26);
+    ring.append(zerocopy::transmute!(header), &[b"another of the same length".as_slice().into()]).unwrap();
+    pair.daemon.feed_copies().unwrap();
+    while pair.follows.borrow_mut().step() {}
+    let standby = pair.follows.borrow().standby.clone();
+    let failed = loop {
+        match standby.execute() {
+            Ok(true) => {}
+            done => break done,
+        }
+    };
+    assert!(matches!(failed, Err(sharedfs::Error::Differs(..))), "{failed:?}");
+    assert!(standby.failure().is_some());
+    drop(standby);
+    pair.restart_copy();
+    pair.follows.borrow_mut().paused = 0;
+    pair.daemon.add_copy(pair.connect()).unwrap();
+    client.write_lease(file);
+    assert!(client.write(file, 100, b"more"));
+    sync(&client, &[(file, 1)]).unwrap();
+    assert_eq!(pair.daemon.terminations(), []);
     assert_level(&pair, &recorders);
 }
 
