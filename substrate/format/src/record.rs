@@ -8,6 +8,7 @@
 use crate::envelope::{Envelope, HEADER_BYTES};
 use crate::ids::{InodeNumber, Sequence};
 use crate::name::{Cookie, Name};
+use crate::node::VALUE_BYTES_MAX;
 use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -357,10 +358,11 @@ pub const fn room_of_range(offset: u64, bytes: u64) -> u64 {
     (offset + bytes).div_ceil(BLOCK_BYTES as u64) - offset / BLOCK_BYTES as u64 + ROOM_OF_TREE
 }
 
-/// [`room_blocks`] of a record whose value is stored in the tree: a long value takes a node for itself.
+/// [`room_blocks`] of a record whose value is stored in the tree, in pieces of at most [`VALUE_BYTES_MAX`] bytes. A node
+/// has space for four pieces, but one that was split in the middle of the tree may contain only two.
 #[inline]
 pub const fn room_of_value(bytes: usize) -> u64 {
-    bytes.div_ceil(BLOCK_BYTES) as u64 + ROOM_OF_TREE
+    bytes.div_ceil(2 * VALUE_BYTES_MAX) as u64 + ROOM_OF_TREE
 }
 
 /// Upper bound of the pool blocks that a record may cost when it is digested: the data blocks that it touches, each

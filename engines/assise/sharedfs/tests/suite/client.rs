@@ -3,11 +3,11 @@
 
 use format::call::{
     CallKind, DigestRequest, DigestResponse, EntriesRequest, EntriesResponse, EntryReply, InodeRequest,
-    LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest, RangeRequest, Status,
-    WalkRequest, WalkResponse, split,
+    LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest, RangeRequest, RefillRequest,
+    RefillResponse, Status, WalkRequest, WalkResponse, split,
 };
 use format::checksum::Salt;
-use format::record::{CreateBody, Kind, RecordHeader, RenameBody, SetAttrBody};
+use format::record::{CreateBody, Kind, Record, RecordHeader, RenameBody, SetAttrBody, room_blocks};
 use format::{Cookie, Envelope, InodeNumber, Name, Sequence};
 use ipc::words::{Entered, FenceBy, LeaseState, Seal};
 use ipc::{ClientPages, DaemonView, SystemHost};
@@ -111,6 +111,10 @@ pub struct Client {
     pub ring: AppendRing,
     pub next_inode: u64,
     pub time_ns: i64,
+    /// The rest of the reservation, for a client that does not exceed it.
+    pub room: Option<u64>,
+    /// A record was not appended, because it costs more than is left.
+    pub is_out_of_room: bool,
 }
 
 impl Client {
@@ -137,6 +141,8 @@ impl Client {
             ring,
             next_inode: welcome.first_inode.get(),
             time_ns: 1_000,
+            room: None,
+            is_out_of_room: false,
             attached,
         })
     }
@@ -244,6 +250,14 @@ impl Client {
         Ok(found)
     }
 
+    /// Asks for so many blocks more; how many there are.
+    pub fn refill(&self, blocks: u64, shared: bool) -> Result<u64, Status> {
+        let (inodes, shared) = (0.into(), u32::from(shared).into());
+        let request = RefillRequest { inodes, room_blocks: blocks.into(), shared, reserved: 0.into() };
+        let body = self.call(CallKind::Refill, &[request.as_bytes()])?;
+        Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
+    }
+
     pub fn digest(&self, wait: bool) -> Result<Sequence, Status> {
         let up_to = self.pages.commit().load();
         let request = DigestRequest { up_to, wait: u32::from(wait).into(), reserved: 0.into() };
@@ -261,10 +275,26 @@ impl Client {
         }
     }
 
-    /// Appends a record and commits it, a pad before it too; false if the log is sealed. A full log is digested.
+    /// Takes the cost of a record from the reservation; false if less is left.
+    fn take_room(&mut self, header: &RecordHeader, payload: &[u8]) -> bool {
+        let Some(room) = self.room else { return true };
+        let frame = [header.as_bytes(), payload].concat();
+        let cost = room_blocks(&Record::decode(&frame).unwrap().operation);
+        self.is_out_of_room = cost > room;
+        if !self.is_out_of_room {
+            self.room = Some(room - cost);
+        }
+        !self.is_out_of_room
+    }
+
+    /// Appends a record and commits it, a pad before it too; false if the log is sealed, or the reservation is not enough. A
+    /// full log is digested.
     pub fn append(&mut self, mut header: RecordHeader, payload: &[&[u8]]) -> bool {
         let payload = payload.concat();
         header.envelope.payload_bytes.set(payload.len() as u32);
+        if !self.take_room(&header, &payload) {
+            return false;
+        }
         let bytes: [u8; 64] = zerocopy::transmute!(header);
         let appended = match self.ring.append(bytes, &[payload.as_slice().into()]) {
             Err(AppendError::Full) => {
