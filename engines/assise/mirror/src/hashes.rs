@@ -26,6 +26,8 @@ struct SeenRecords {
     records: VecDeque<SeenRecord>,
     /// Bytes of these records in the ring.
     bytes: u64,
+    /// Records before this one were overwritten in the ring. A reading that finds one finds another record in its place.
+    overwritten: Sequence,
     /// True once a record was found that had changed.
     changed: bool,
 }
@@ -48,15 +50,20 @@ impl RecordHashes {
         let index =
             sequence.get().checked_sub(seen.first.get()).and_then(|index| usize::try_from(index).ok());
         match index {
-            // No later reader needs a record before those that are known: it was read, and digested, without hashes.
-            None => return Some(hash),
+            // A record that was digested in an earlier life, which the copy compares with that life's entry.
+            None if sequence >= seen.overwritten => return Some(hash),
+            None => {
+                seen.changed = true;
+                return None;
+            }
             Some(index) if index < seen.records.len() => {
                 let same = seen.records[index].hash == hash;
                 seen.changed |= !same;
                 return same.then_some(hash);
             }
             Some(index) if index > seen.records.len() || seen.records.is_empty() => {
-                *seen = SeenRecords { first: sequence, changed: seen.changed, ..SeenRecords::default() };
+                let SeenRecords { overwritten, changed, .. } = *seen;
+                *seen = SeenRecords { first: sequence, overwritten, changed, ..SeenRecords::default() };
             }
             Some(_) => {}
         }
@@ -88,6 +95,7 @@ impl SeenRecords {
         {
             self.bytes -= u64::from(record.bytes);
             self.first = self.first.next();
+            self.overwritten = self.first;
         }
     }
 }
@@ -108,12 +116,16 @@ mod tests {
             assert!(compare(sequence, 1).is_some());
         }
         for sequence in 5..13 {
-            assert!(compare(sequence, 1).is_some() && compare(sequence, 2).is_none(), "record {sequence}");
+            assert!(compare(sequence, 1).is_some(), "record {sequence}");
         }
         // One more than the ring has space for.
         assert!(compare(13, 1).is_some());
-        assert!(compare(5, 2).is_some(), "it was overwritten");
-        assert!(compare(6, 2).is_none() && compare(13, 2).is_none());
+        assert!(!hashes.found_change());
+        assert!(compare(5, 1).is_none(), "another record stands there");
+        for sequence in 6..14 {
+            assert!(compare(sequence, 2).is_none() && compare(sequence, 1).is_some(), "record {sequence}");
+        }
+        assert!(hashes.found_change());
         assert!(hashes.seen.lock().unwrap().records.len() <= 8);
     }
 

@@ -279,19 +279,18 @@ impl Receiver {
         }
     }
 
-    /// Drops the records of a log that the tree does not contain, because some are missing or wrong. The head sends them
-    /// again.
-    pub fn rewind_log(&mut self, uid: LogUid) {
-        for (_, log) in self.logs.iter_mut().filter(|((log, _), _)| *log == uid) {
+    /// Drops the records of a log's file that the tree does not contain, because some are missing or wrong. The head sends
+    /// them again.
+    pub fn rewind_log(&mut self, uid: LogUid, incarnation: Incarnation) {
+        if let Some(log) = self.logs.get_mut(&(uid, incarnation)) {
             let stream = &mut log.stream;
             (stream.end, stream.synced, stream.pending) = (stream.executed, stream.executed.sequence, 0);
         }
     }
 
-    /// The last synced record of a log.
-    pub fn synced_record(&self, uid: LogUid) -> Sequence {
-        let files = self.logs.iter().filter(|((log, _), _)| *log == uid);
-        files.map(|(_, log)| log.stream.synced).max().unwrap_or_default()
+    /// The last synced record of a log's file.
+    pub fn synced_record(&self, uid: LogUid, incarnation: Incarnation) -> Option<Sequence> {
+        self.logs.get(&(uid, incarnation)).map(|log| log.stream.synced)
     }
 
     /// Forgets a log whose file is removed because the tree contains all of it.

@@ -12,7 +12,7 @@ use crate::replay::copy::LocalCopy;
 use area::Area;
 use format::ledger::Event;
 use format::mirror::LogEnds;
-use format::{Life, LogUid, NodeId, Sequence};
+use format::{Incarnation, Life, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::{Host, Time};
 use mirror::logs::{RING_START, bytes_between};
@@ -106,7 +106,6 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
         let end = there.entry(log.log).or_default();
         *end = log.end.max(*end);
     }
-    let at_copy = there.clone();
     let mut goes_on = Vec::new();
     let logs: Vec<LogUid> = local.logs.keys().copied().collect();
     for uid in logs {
@@ -142,16 +141,23 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
         let end = there.entry(uid).or_default();
         *end = digested.sequence.max(*end);
     }
-    // The file that a log had before it grew is here no more.
-    let mut renewed: BTreeMap<LogUid, Sequence> = BTreeMap::new();
+    // The files that a log had before it grew are here no more: the copy has all of their records.
+    let mut renewed: BTreeMap<LogUid, Incarnation> = BTreeMap::new();
     for read in entries.iter().rev() {
         let entry = read.entry()?;
         match entry.event {
-            Event::Renew { last, .. } => drop(renewed.insert(entry.log, last)),
+            Event::Renew { body, .. } => drop(renewed.insert(entry.log, body.incarnation)),
             Event::Digest { up_to, .. } => {
-                let in_earlier_file = renewed.get(&entry.log).is_some_and(|last| up_to <= *last);
-                let has = if in_earlier_file { &at_copy } else { &there };
-                if has.get(&entry.log).is_none_or(|end| *end < up_to) {
+                let end = match renewed.get(&entry.log) {
+                    Some(later) => ends
+                        .logs
+                        .iter()
+                        .filter(|log| log.log == entry.log && log.incarnation < *later)
+                        .map(|log| log.end)
+                        .max(),
+                    None => there.get(&entry.log).copied(),
+                };
+                if end.is_none_or(|end| end < up_to) {
                     return Err(Error::NeedsImport(node));
                 }
             }

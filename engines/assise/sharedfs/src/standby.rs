@@ -511,9 +511,10 @@ impl Inner {
 
     /// True if the records are there that were missing or wrong when the pool was opened, or if there were none.
     fn has_lacking_records(&self, contents: &mut Contents) -> bool {
-        if let Some((log, up_to)) = contents.lacks {
+        if let Some((log, incarnation, up_to)) = contents.lacks {
             let receiving = self.receiving.lock();
-            let synced = receiving.receiver.as_ref().map(|receiver| receiver.synced_record(log));
+            let synced =
+                receiving.receiver.as_ref().and_then(|receiver| receiver.synced_record(log, incarnation));
             if synced.is_none_or(|synced| synced < up_to) {
                 return false;
             }

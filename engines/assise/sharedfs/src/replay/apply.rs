@@ -19,7 +19,7 @@ pub enum CutReason {
     Contradiction(Refused),
     /// More than was promised, and there is no room.
     NoRoom,
-    /// The record has changed since it was sent to a copy.
+    /// The record has changed since it was read before, to be sent to a copy or to be digested.
     Changed,
 }
 

@@ -32,8 +32,9 @@ pub(super) struct Contents {
     pub over: Vec<(LogUid, Incarnation)>,
     /// Where a comparison makes execution stop.
     pub hold: Option<Hold>,
-    /// The next entry names records of a log, up to this one, that were missing or wrong when the pool was opened.
-    pub lacks: Option<(LogUid, Sequence)>,
+    /// The next entry names records of this file of a log, up to this one, that were missing or wrong when the pool was
+    /// opened.
+    pub lacks: Option<(LogUid, Incarnation, Sequence)>,
 }
 
 /// Opens a pool, executes it to its end, and makes the receiver for the rest.
@@ -89,8 +90,8 @@ pub(super) fn open_contents(
     let marks = contents.marks(true);
     let contained = contents.contained();
     receiver.note_executed(contained, &marks);
-    if let Some((log, _)) = lacks {
-        receiver.rewind_log(log);
+    if let Some((log, incarnation, _)) = lacks {
+        receiver.rewind_log(log, incarnation);
     }
     // The head is told this much with the ends, and nothing before them.
     contents.told_ledger = contained.sequence;
@@ -98,10 +99,11 @@ pub(super) fn open_contents(
 }
 
 /// The records that the next entry names, of a log that lacks them.
-fn lacking_records(copy: &LocalCopy, log: LogUid) -> Result<Option<(LogUid, Sequence)>, Error> {
-    let Some(read) = copy.ledger.next_entry()? else { return Ok(None) };
+fn lacking_records(copy: &LocalCopy, log: LogUid) -> Result<Option<(LogUid, Incarnation, Sequence)>, Error> {
+    let open = copy.ledger.table().log(log);
+    let (Some(read), Some(open)) = (copy.ledger.next_entry()?, open) else { return Ok(None) };
     Ok(match read.entry()?.event {
-        Event::Digest { up_to, .. } => Some((log, up_to)),
+        Event::Digest { up_to, .. } => Some((log, open.incarnation, up_to)),
         _ => None,
     })
 }

@@ -2,14 +2,16 @@
 //! copy has not executed. Neither keeps other programs waiting, nor costs the chain its copy.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, user};
-use crate::pair::{Pair, sync};
+use crate::crash::grow;
+use crate::pair::{COPY, HEAD, Pair, sync, term};
 use crate::second_copy::{difference, items};
 use format::checksum::Salt;
-use format::{Incarnation, Sequence};
+use format::{Incarnation, InodeNumber, NodeId, Sequence};
 use ipc::words::FenceBy;
 use mirror::logs::{RING_START, log_file};
 use pmem::ring::{AppendRing, RingPosition};
 use pmem::{Recorder, Region};
+use sharedfs::Standby;
 
 fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
     for id in pair.daemon.sessions() {
@@ -79,11 +81,9 @@ fn a_record_that_changes_after_it_was_sent_ends_the_log() {
     assert_level(&pair, &recorders);
 }
 
-/// A copy whose own file of a log contains another complete record than the head digested. It applies nothing of the entry,
-/// ends, and gets the records again when its daemon is started.
-#[test]
-fn a_copy_with_other_records_than_the_head_gets_them_again() {
-    let recorders = [Recorder::new(), Recorder::new()];
+/// A pair whose copy has synced an entry that names a record, and not executed it. Its own file of the log contains another
+/// complete record in that place.
+fn differing(recorders: &[Recorder; 2]) -> (Pair, Client, InodeNumber) {
     let pair = Pair::on(&recorders[0], &recorders[1]);
     let mut client = Client::attach_as(&pair.daemon, user(0), 1);
     client.write_lease(ROOT);
@@ -105,7 +105,11 @@ fn a_copy_with_other_records_than_the_head_gets_them_again() {
     ring.append(zerocopy::transmute!(header), &[b"another of the same length".as_slice().into()]).unwrap();
     pair.daemon.feed_copies().unwrap();
     while pair.follows.borrow_mut().step() {}
-    let standby = pair.follows.borrow().standby.clone();
+    (pair, client, file)
+}
+
+/// Executes until the copy finds the difference.
+fn find_difference(standby: &Standby) {
     let failed = loop {
         match standby.execute() {
             Ok(true) => {}
@@ -114,7 +118,15 @@ fn a_copy_with_other_records_than_the_head_gets_them_again() {
     };
     assert!(matches!(failed, Err(sharedfs::Error::Differs(..))), "{failed:?}");
     assert!(standby.failure().is_some());
-    drop(standby);
+}
+
+/// A copy with another record than the head digested. It applies nothing of the entry, ends, and gets the records again when
+/// its daemon is started.
+#[test]
+fn a_copy_with_other_records_than_the_head_gets_them_again() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let (pair, mut client, file) = differing(&recorders);
+    find_difference(&pair.follows.borrow().standby.clone());
     pair.restart_copy();
     pair.follows.borrow_mut().paused = 0;
     pair.daemon.add_copy(pair.connect()).unwrap();
@@ -123,6 +135,40 @@ fn a_copy_with_other_records_than_the_head_gets_them_again() {
     sync(&client, &[(file, 1)]).unwrap();
     assert_eq!(pair.daemon.terminations(), []);
     assert_level(&pair, &recorders);
+}
+
+/// The same, while the log continues in another file at the head, which has the former file no more: the copy gets the tree.
+#[test]
+fn a_copy_with_other_records_in_a_former_file_gets_the_tree() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let (pair, mut client, file) = differing(&recorders);
+    grow(&mut client);
+    client.write_lease(file);
+    assert!(client.write(file, 100, b"more"));
+    sync(&client, &[(file, 1)]).unwrap();
+    find_difference(&pair.follows.borrow().standby.clone());
+    pair.restart_copy();
+    pair.follows.borrow_mut().paused = 0;
+    let added = pair.daemon.add_copy(pair.connect());
+    assert!(matches!(added, Err(sharedfs::Error::NeedsImport(_))), "{added:?}");
+    pair.daemon.remove_copy(NodeId::new(COPY));
+    pair.daemon.add_copy(pair.connect()).unwrap();
+    assert_eq!(pair.daemon.terminations(), []);
+    assert_level(&pair, &recorders);
+}
+
+/// A node whose pool has other records than an entry names does not lead beside a node that has the right ones. It leads alone.
+#[test]
+fn a_node_with_other_records_than_an_entry_names_does_not_lead() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let (pair, _client, _) = differing(&recorders);
+    let standby = pair.follows.borrow().standby.clone();
+    let [_, to_head] = pair.connect_beside();
+    let led = standby.lead(term(COPY, 2), vec![to_head]).map(|_| ());
+    assert!(matches!(led, Err(sharedfs::Error::CopyIsAhead(node)) if node == NodeId::new(HEAD)), "{led:?}");
+    let (daemon, _) = standby.lead(term(COPY, 3), Vec::new()).unwrap();
+    let client = Client::attach(&std::sync::Arc::new(daemon), user(0));
+    assert!(client.walk("file").is_ok());
 }
 
 #[test]
