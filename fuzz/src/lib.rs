@@ -200,6 +200,12 @@ pub fn mirror(bytes: &[u8]) {
             assert_eq!((sums.as_bytes(), sums.len()), (body, count));
             assert_eq!(last, head.flags == MIRROR_FLAG);
         }
+        MirrorMessage::CheckRecords { key, logs } => {
+            assert_eq!([&key[..], logs.as_bytes()].concat(), body);
+            assert_eq!(logs.len(), count);
+        }
+        MirrorMessage::Checked(marks) => assert_eq!((marks.as_bytes(), marks.len()), (body, count)),
+        MirrorMessage::Fetch(part) => assert_eq!(part.as_bytes(), body),
     }
 }
 

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the rules by which records are checked and applied. A copy with other rules would get another tree.
-pub const RULES: u32 = 2;
+pub const RULES: u32 = 4;
 
 /// The number that stands for the ledger where a message names a log. No log has this number.
 pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);
@@ -34,7 +34,8 @@ pub enum MirrorKind {
     Ends = 2,
     /// Head to copy: [`MirrorOpen`]; the copy creates the file of a log.
     Open = 3,
-    /// Head to copy: parts, each a [`DataPart`] and its bytes, which are whole frames or a piece of one frame.
+    /// Head to copy: parts, each a [`DataPart`] and its bytes, which are whole frames or a piece of one frame. Copy to head:
+    /// one part, the answer to `Fetch`.
     Data = 4,
     /// Copy to head: [`SyncedMark`]s, one for each stream of which the copy has synced more.
     Synced = 5,
@@ -63,6 +64,13 @@ pub enum MirrorKind {
     CompareAt = 15,
     /// Copy to head: [`MirrorSum`]s of its inodes, in the order of their numbers. With [`MIRROR_FLAG`] no more follow.
     Sums = 16,
+    /// Head to copy, before a life begins: a key, then [`MirrorHead::count`] times [`RecordsOfLog`].
+    CheckRecords = 17,
+    /// Copy to head, the answer to `CheckRecords`: a [`LogMark`] for each range in which the copy has other or more records,
+    /// its last one.
+    Checked = 18,
+    /// Head to copy: [`DataPart`]; the copy answers with as many of these bytes of its file as one message holds.
+    Fetch = 19,
 }
 
 impl MirrorKind {
@@ -84,6 +92,9 @@ impl MirrorKind {
             14 => Self::Held,
             15 => Self::CompareAt,
             16 => Self::Sums,
+            17 => Self::CheckRecords,
+            18 => Self::Checked,
+            19 => Self::Fetch,
             _ => return Err(DecodeError::Kind),
         })
     }
@@ -217,6 +228,28 @@ pub struct LogEnds {
 
 const _: () = assert!(size_of::<LogEnds>() == 48);
 
+/// Records that a head has of the file of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RecordsOfLog {
+    /// The log.
+    pub log: LogUid,
+    /// The record before the first of the range.
+    pub from: Sequence,
+    /// Offset in the file of the first record.
+    pub from_position: U64,
+    /// The last record that the head has, at most the last that the copy has reported.
+    pub end: Sequence,
+    /// [`RecordsHash`](crate::hash::RecordsHash) of the records in between, under the key of the message.
+    pub hash: [u8; 8],
+    /// Incarnation of the log: the number of its file.
+    pub incarnation: Incarnation,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<RecordsOfLog>() == 48);
+
 /// How much a copy has of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -273,6 +306,13 @@ impl DataPart {
     /// Offset of the part in the file, in bytes.
     pub fn position(&self) -> u64 {
         u64::from(self.line.get()) * FRAME_ALIGN as u64
+    }
+
+    /// Gives its length, if it is one.
+    fn check(&self) -> Result<usize, DecodeError> {
+        let bytes = usize::try_from(self.bytes.get()).map_err(|_| DecodeError::Field("bytes"))?;
+        let is_whole = bytes > 0 && bytes.is_multiple_of(FRAME_ALIGN);
+        if is_whole { Ok(bytes) } else { Err(DecodeError::Field("bytes")) }
     }
 }
 
@@ -402,6 +442,9 @@ pub enum MirrorMessage<'a> {
     Held(LedgerMark),
     CompareAt(LedgerMark),
     Sums { sums: &'a [MirrorSum], last: bool },
+    CheckRecords { key: [u8; 16], logs: &'a [RecordsOfLog] },
+    Checked(&'a [LogMark]),
+    Fetch(DataPart),
 }
 
 impl<'a> MirrorMessage<'a> {
@@ -464,6 +507,16 @@ impl<'a> MirrorMessage<'a> {
             MirrorKind::Held => Self::Held(alone(body, count)?),
             MirrorKind::CompareAt => Self::CompareAt(alone(body, count)?),
             MirrorKind::Sums => Self::Sums { sums: marks(body, count)?, last: flag },
+            MirrorKind::CheckRecords => {
+                let (key, rest) = <[u8; 16]>::read_from_prefix(body).map_err(|_| DecodeError::Truncated)?;
+                Self::CheckRecords { key, logs: marks(rest, count)? }
+            }
+            MirrorKind::Checked => Self::Checked(marks(body, count)?),
+            MirrorKind::Fetch => {
+                let part: DataPart = alone(body, count)?;
+                part.check()?;
+                Self::Fetch(part)
+            }
         })
     }
 }
@@ -504,10 +557,7 @@ impl<'a> DataParts<'a> {
 
     fn split(bytes: &'a [u8]) -> Result<(PartOfData<'a>, &'a [u8]), DecodeError> {
         let (part, rest) = DataPart::read_from_prefix(bytes).map_err(|_| DecodeError::Truncated)?;
-        let bytes = usize::try_from(part.bytes.get()).map_err(|_| DecodeError::Field("bytes"))?;
-        if bytes == 0 || !bytes.is_multiple_of(FRAME_ALIGN) {
-            return Err(DecodeError::Field("bytes"));
-        }
+        let bytes = part.check()?;
         let (data, rest) = rest.split_at_checked(bytes).ok_or(DecodeError::Truncated)?;
         Ok(((part, data), rest))
     }
@@ -673,7 +723,12 @@ mod tests {
             message(MirrorKind::Sums, 0, 1, &[0; 39]),
             message(MirrorKind::Sums, 2, 1, &[0; 40]),
             message(MirrorKind::CompareAt, 1, 0, &[0; 24]),
-            vec![17, 0, 0, 0],
+            message(MirrorKind::CheckRecords, 0, 1, &[0; 16]),
+            message(MirrorKind::CheckRecords, 1, 0, &[0; 16]),
+            message(MirrorKind::CheckRecords, 0, 0, &[0; 15]),
+            message(MirrorKind::Checked, 0, 1, &[0; 31]),
+            message(MirrorKind::Fetch, 0, 0, &[0; 20]),
+            vec![20, 0, 0, 0],
             vec![4, 0, 0],
         ];
         for bytes in bad {

@@ -136,6 +136,22 @@ fn import_structures() {
 }
 
 #[test]
+fn records_of_a_log() {
+    golden(
+        RecordsOfLog {
+            log: LogUid::new(0x1716_1514_1312_1110),
+            from: Sequence::new(0x2726_2524_2322_2120),
+            from_position: U64::new(0x3736_3534_3332_3130),
+            end: Sequence::new(0x4746_4544_4342_4140),
+            hash: [0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56, 0x57],
+            incarnation: Incarnation::new(0x6362_6160),
+            reserved: U32::new(0x7372_7170),
+        },
+        "1011121314151617 2021222324252627 3031323334353637 4041424344454647 5051525354555657 60616263 70717273",
+    );
+}
+
+#[test]
 fn comparison_structures() {
     golden(
         MirrorSum {

@@ -19,6 +19,7 @@ mod import;
 pub mod ledger;
 pub mod logs;
 mod receiver;
+mod records;
 mod sender;
 mod stream;
 
@@ -27,6 +28,7 @@ pub use error::Error;
 pub use greeting::{judge_terms, take_message};
 pub use import::{TreeSender, is_of_import, say_imported};
 pub use receiver::{HeadTerms, Receiver, Stepped, refuse, say_executed};
+pub use records::{asks_for_records, no_records, records_of};
 pub use sender::{CopyEnds, CopyReport, LogPush, Sender};
 
 use std::time::Duration;

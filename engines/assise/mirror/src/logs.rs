@@ -164,6 +164,25 @@ impl LogFile {
         self.region.sync()
     }
 
+    /// Writes bytes of a copy's file in their place in the ring. They are durable after [`Self::sync`]. A file that its owner
+    /// has truncated since it was opened is extended.
+    ///
+    /// # Errors
+    /// `Length`: the place is not in the ring. The error of the medium.
+    pub fn put(&self, position: u64, bytes: &[u8]) -> Result<(), MediaError> {
+        let end = position.checked_add(bytes.len() as u64).ok_or(MediaError::Length)?;
+        if position < RING_START || end > self.end {
+            return Err(MediaError::Length);
+        }
+        match &self.file {
+            Some(file) => file
+                .write_all_at(bytes, position)
+                .map_err(|error| MediaError::Os(error.raw_os_error().unwrap_or(0)))?,
+            None => self.region.write(position, bytes),
+        }
+        Ok(())
+    }
+
     /// Reads the bytes that exist: fewer than requested if the file was truncated.
     fn read(&self, offset: u64, target: &mut [u8]) -> Result<usize, MediaError> {
         let Some(file) = &self.file else {

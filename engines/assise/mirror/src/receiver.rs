@@ -293,6 +293,25 @@ impl Receiver {
         self.logs.get(&(uid, incarnation)).map(|log| log.stream.synced)
     }
 
+    /// A log's file, opened to read records, and the last synced one.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub(crate) fn synced_log(
+        &self,
+        uid: LogUid,
+        incarnation: Incarnation,
+    ) -> Result<Option<(LogFile, Sequence)>, MediaError> {
+        let Some(synced) = self.synced_record(uid, incarnation) else { return Ok(None) };
+        let file = LogFile::open(&self.medium, (uid, incarnation), self.log_bytes_max)?;
+        Ok(file.map(|file| (file, synced)))
+    }
+
+    /// The bytes of a log's file, and its ring.
+    pub(crate) fn log_bytes(&self, uid: LogUid, incarnation: Incarnation) -> Option<(&Region, (u64, u64))> {
+        self.logs.get(&(uid, incarnation)).map(|log| (&log.stream.region, log.stream.ring))
+    }
+
     /// Forgets a log whose file is removed because the tree contains all of it.
     pub fn remove_log(&mut self, log: LogUid, incarnation: Incarnation) {
         self.logs.remove(&(log, incarnation));

@@ -39,6 +39,19 @@ pub struct CopyEnds {
     pub logs: Vec<LogEnds>,
 }
 
+impl CopyEnds {
+    /// Notes what the copy reports about its tree.
+    pub(crate) fn note_executed(&mut self, contained: LedgerPosition, marks: &[LogMark]) {
+        self.contained = contained;
+        for mark in marks {
+            let of_mark = |log: &&mut LogEnds| (log.log, log.incarnation) == (mark.log, mark.incarnation);
+            if let Some(log) = self.logs.iter_mut().find(of_mark) {
+                (log.executed, log.executed_position) = (mark.sequence, mark.position);
+            }
+        }
+    }
+}
+
 /// The result of pushing a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogPush {

@@ -246,6 +246,11 @@ impl Ledger {
         HashKey::of_life(&self.key)
     }
 
+    /// The life of the last entry, and its key.
+    pub fn life_and_key(&self) -> (Life, [u8; 16]) {
+        (self.life(), self.key)
+    }
+
     /// Last entry that was read or appended.
     pub fn last(&self) -> Sequence {
         self.end.sequence

@@ -80,7 +80,10 @@ pub(crate) fn keys_of_lives(area: &Area, local: &LocalCopy) -> Result<BTreeMap<L
 }
 
 /// A copy's ledger is a beginning of the own one.
-fn judge_history(
+///
+/// # Errors
+/// `CopyIsAhead`, `NeedsImport`.
+pub(crate) fn judge_history(
     local: &LocalCopy,
     lives: &BTreeMap<Life, [u8; 16]>,
     ends: &CopyEnds,

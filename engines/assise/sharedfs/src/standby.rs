@@ -31,7 +31,9 @@ use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
 use mirror::ledger::LedgerPosition;
-use mirror::{HeadTerms, Receiver, Stepped, is_compare, refuse, say_executed, take_message};
+use mirror::{
+    HeadTerms, Receiver, Stepped, asks_for_records, is_compare, refuse, say_executed, take_message,
+};
 use pmem::{Medium, PoolLock};
 use std::sync::Arc;
 use std::time::Duration;
@@ -269,10 +271,15 @@ impl Standby {
         let Some(receiver) = receiving.receiver.as_mut() else {
             return Err(mirror::Error::Refused(MirrorRefusal::Closed));
         };
-        let stepped = receiver.take(&came, |answer| {
-            connection.send(answer, None)?;
-            Ok(())
-        });
+        let stepped = if asks_for_records(&came) {
+            let until = inner.host.now().after(GREETING);
+            receiver.answer_records(connection, &came, until).map(|()| Stepped::Taken)
+        } else {
+            receiver.take(&came, |answer| {
+                connection.send(answer, None)?;
+                Ok(())
+            })
+        };
         if let Ok(Stepped::Synced) = &stepped {
             inner.announce(receiver);
         }

@@ -14,13 +14,14 @@ use crate::config::Config;
 use crate::counted_copies::Copies;
 use crate::damage::{LedgerEnd, Unjudged, unaccounted};
 use crate::error::Error;
-use crate::level::{begin_copy, greet, keys_of_lives, level, send_ledger};
+use crate::level::{begin_copy, keys_of_lives, level, send_ledger};
 use crate::locks::Locks;
 use crate::register::{Register, Remembered};
+use crate::repair::{GreetedCopies, Repaired};
 use crate::replay::apply::CutReason;
 use crate::replay::batch::{BatchLimits, Decisions, End, NO_FRAME, Role, digest_batch};
 use crate::replay::copy::{LocalCopy, contain_changes};
-use crate::replay::script::{Script, reap_all};
+use crate::replay::script::{RepairLog, Script, reap_all};
 use crate::standby::Term;
 use area::Area;
 use format::hash::HashKey;
@@ -47,6 +48,8 @@ pub struct Recovered {
     /// The ledger's entry after this one is damaged, and logs could not be judged by it: the files that are kept of
     /// them in the pool.
     pub kept: Option<(Sequence, Vec<String>)>,
+    /// Logs of which a copy had other records.
+    pub repaired: Vec<Repaired>,
     /// Inodes without a name that were removed.
     pub orphans: u64,
 }
@@ -99,30 +102,34 @@ pub(crate) fn take_over(
 ) -> Result<LeadingCopy, Error> {
     let mut named = BTreeSet::new();
     let key = random_key(&**host);
-    let other = connections.first().map(Connection::node);
+    let terms = (term.version, copy.ledger.region().bytes());
+    let mut greeted = GreetedCopies::greet(host, connections, terms, (area.pool(), key))?;
+    let other = greeted.first_node();
     // A node that leads in a view of the cluster may get copies later.
     if term.version > 0 || other.is_some() {
         copy.keep_hashes(HashKey::of_life(&key));
     }
-    let executed = Script::new(area, &mut copy, config).run(other.is_none(), &mut |entry| {
+    let mut repair = |copy: &mut LocalCopy, log| greeted.repair_log(copy, log);
+    let repair = other.map(|_| &mut repair as &mut RepairLog<'_>);
+    let executed = Script::new(area, &mut copy, config).run(repair, &mut |entry| {
         named.insert(entry.log);
     });
     let executed = executed.map_err(|error| match (error, other) {
-        // An entry is written when all copies have its records, so this one has them.
+        // An entry is written when all copies have its records.
         (Error::Short(..) | Error::Differs(..), Some(node)) => Error::CopyIsAhead(node),
         (error, _) => error,
     })?;
+    let lives = keys_of_lives(area, &copy)?;
+    greeted.repair_all(&mut copy, &lives)?;
     let recovered = Recovered {
         records: executed.records,
         orphans: executed.reaped,
         damaged: executed.damaged,
+        repaired: std::mem::take(&mut greeted.repaired),
         ..Recovered::default()
     };
     let copies = Copies::new(host, Vec::new(), term.version);
-    for connection in connections {
-        let ledger_bytes = copy.ledger.region().bytes();
-        let greeted = greet(host, connection, term.version, ledger_bytes)?;
-        let lives = keys_of_lives(area, &copy)?;
+    for greeted in greeted.into_copies() {
         copies.add(begin_copy(host, &mut copy, &lives, greeted)?);
     }
     copy.ledger.sync()?;

@@ -29,7 +29,8 @@ pub(crate) struct UpdateLog {
     /// None until it is read for the first time, and if there is no such file.
     pub file: Option<Arc<LogFile>>,
     pub digested: Digested,
-    /// The record before the first that its file held; `None` if the file was begun before this process.
+    /// The record before the first that its file held; `None` if the file was begun before this process, and the tree contains
+    /// records of it.
     pub before: Option<Sequence>,
 }
 
@@ -94,7 +95,10 @@ impl LocalCopy {
         generations: Arc<Generations>,
     ) -> Result<Self, Error> {
         let (table, progress) = table_of(area)?;
-        let of_progress = |(uid, digested)| (uid, UpdateLog { file: None, digested, before: None });
+        let of_progress = |(uid, digested): (LogUid, Digested)| {
+            let before = (digested == BEGINNING).then_some(BEGINNING.sequence);
+            (uid, UpdateLog { file: None, digested, before })
+        };
         let logs = progress.into_iter().map(of_progress).collect();
         let ledger = Ledger::open(
             medium,
@@ -148,6 +152,13 @@ impl LocalCopy {
         let file = self.with_hashes(opened.map(Arc::new));
         self.logs.get_mut(&uid).expect("it was there before").file.clone_from(&file);
         Ok(file)
+    }
+
+    /// The file of a log is opened again when it is needed, because other records were put into it.
+    pub fn reopen(&mut self, uid: LogUid) {
+        if let Some(log) = self.logs.get_mut(&uid) {
+            log.file = None;
+        }
     }
 
     /// How far a log is in the tree.

@@ -44,10 +44,13 @@ pub fn execute_ledger(host: &dyn Host, medium: &Medium, config: &Config) -> Resu
     make_files_anew(medium, &mut area, config)?;
     let generations = Arc::new(Generations::new(host)?);
     let mut copy = LocalCopy::open(&area, medium, config, generations)?;
-    let executed = Script::new(&mut area, &mut copy, config).run(true, &mut |_| {})?;
+    let executed = Script::new(&mut area, &mut copy, config).run(None, &mut |_| {})?;
     contain_changes(&mut area, &mut copy, 0)?;
     Ok(executed)
 }
+
+/// Gets the records of a log from another copy; false if none has others.
+pub(crate) type RepairLog<'a> = dyn FnMut(&mut LocalCopy, LogUid) -> Result<bool, Error> + 'a;
 
 /// The ledger's script on its way.
 pub(crate) struct Script<'a> {
@@ -72,17 +75,27 @@ impl<'a> Script<'a> {
         Self { area, copy, config, executed, short: None, differs: None, takes_parts: false, over }
     }
 
-    /// Executes all entries that are there. `is_last` is true if no other copy has the records that an entry names and this
-    /// one lacks.
+    /// Executes all entries that are there. `repair` gets the records of a log that an entry names and this copy lacks; `None`
+    /// if no other copy has them.
     ///
     /// # Errors
-    /// `Area`, `Media`, `File`; `Short`, `Differs`: another copy has to lead.
-    pub fn run(mut self, is_last: bool, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<Executed, Error> {
-        self.takes_parts = is_last;
+    /// `Area`, `Media`, `File`; `Short`, `Differs`: another copy has to lead. Errors of `repair`.
+    pub fn run(
+        mut self,
+        mut repair: Option<&mut RepairLog<'_>>,
+        seen: &mut dyn FnMut(&Entry<'_>),
+    ) -> Result<Executed, Error> {
+        self.takes_parts = repair.is_none();
+        let mut repaired = None;
         while self.next(Sequence::new(u64::MAX), seen)? {
-            if !is_last {
-                self.check_records()?;
+            let (Some(repair), Err(lacking)) = (&mut repair, self.check_records()) else { continue };
+            let (Error::Short(log, _) | Error::Differs(log, _)) = lacking else { return Err(lacking) };
+            // The entry is executed again, once.
+            let entry = Some(self.copy.ledger.last());
+            if repaired == entry || !repair(self.copy, log)? {
+                return Err(lacking);
             }
+            (repaired, self.short, self.differs) = (entry, None, None);
         }
         self.executed.last = self.copy.ledger.last();
         Ok(self.executed)

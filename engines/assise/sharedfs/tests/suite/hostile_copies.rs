@@ -11,9 +11,10 @@ use ipc::words::FenceBy;
 use mirror::logs::{RING_START, log_file};
 use pmem::ring::{AppendRing, RingPosition};
 use pmem::{Recorder, Region};
-use sharedfs::Standby;
+use sharedfs::{Repaired, Standby};
+use std::sync::Arc;
 
-fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
+pub fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
     for id in pair.daemon.sessions() {
         pair.daemon.end(id);
     }
@@ -157,17 +158,32 @@ fn a_copy_with_other_records_in_a_former_file_gets_the_tree() {
     assert_level(&pair, &recorders);
 }
 
-/// A node whose pool has other records than an entry names does not lead beside a node that has the right ones. It leads alone.
+/// A node whose pool has other records than an entry names gets them from a node that has the right ones, and leads.
 #[test]
-fn a_node_with_other_records_than_an_entry_names_does_not_lead() {
+fn a_node_with_other_records_than_an_entry_names_gets_them_before_it_leads() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let (pair, client, _) = differing(&recorders);
+    let log = client.attached.welcome.log;
+    drop(client);
+    let (mut pair, standby) = pair.begin_to_change_places(&recorders[0]);
+    let (daemon, recovered) = standby.lead(term(COPY, 2), vec![pair.connect()]).unwrap();
+    assert!(matches!(recovered.repaired[..], [Repaired { node, .. }] if node == NodeId::new(HEAD)));
+    pair.daemon = Arc::new(daemon);
+    let client = Client::attach(&pair.daemon, user(0));
+    let file = client.walk("file").unwrap().inode;
+    assert_eq!(client.read(file, 0, 26).unwrap(), b"the record that was synced");
+    assert!(recovered.cuts.iter().all(|(cut, _)| *cut != log), "{:?}", recovered.cuts);
+    assert_level(&pair, &[recorders[1].clone(), recorders[0].clone()]);
+}
+
+/// It leads alone with what it has.
+#[test]
+fn a_node_with_other_records_than_an_entry_names_leads_alone() {
     let recorders = [Recorder::new(), Recorder::new()];
     let (pair, _client, _) = differing(&recorders);
     let standby = pair.follows.borrow().standby.clone();
-    let [_, to_head] = pair.connect_beside();
-    let led = standby.lead(term(COPY, 2), vec![to_head]).map(|_| ());
-    assert!(matches!(led, Err(sharedfs::Error::CopyIsAhead(node)) if node == NodeId::new(HEAD)), "{led:?}");
-    let (daemon, _) = standby.lead(term(COPY, 3), Vec::new()).unwrap();
-    let client = Client::attach(&std::sync::Arc::new(daemon), user(0));
+    let (daemon, _) = standby.lead(term(COPY, 2), Vec::new()).unwrap();
+    let client = Client::attach(&Arc::new(daemon), user(0));
     assert!(client.walk("file").is_ok());
 }
 

@@ -31,6 +31,7 @@ mod pair_threads;
 mod passes;
 mod ready;
 mod recalls;
+mod repair;
 mod reservation;
 mod returns;
 mod rounds;

@@ -139,6 +139,8 @@ impl Follows {
 pub struct Pair {
     pub copy: Recorder,
     pub daemon: Arc<Daemon>,
+    /// Which became the daemon.
+    leader: Standby,
     pub follows: Rc<RefCell<Follows>>,
     endpoint: Endpoint,
     /// The node that follows.
@@ -170,25 +172,30 @@ impl Pair {
         let standby = Standby::open(host.clone(), &head.medium(), config(HEAD)).unwrap();
         let daemon = Arc::new(standby.lead(term(HEAD, 1), Vec::new()).unwrap().0);
         let follower = Standby::open(host.clone(), &copy.medium(), of_copy).unwrap();
-        Self::of((host, copy), daemon, follower, [HEAD, COPY])
+        Self::of((host, copy), (standby, daemon), follower, [HEAD, COPY])
     }
 
     /// The head dies, the copy leads, and the former head is there again as a standby that does not count yet.
     pub fn change_places(self, head: &Recorder) -> Self {
-        drive_by(Box::new(|| false));
-        let Self { daemon, follows, host, .. } = self;
-        daemon.give_up(&sharedfs::Error::Stopped);
-        daemon.stop();
-        drop(daemon);
-        let standby = follows.borrow().standby.clone();
+        let standby = self.follows.borrow().standby.clone();
+        self.stop_head();
         let daemon = Arc::new(standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
-        let follower = Standby::open(host.clone(), &head.medium(), config(HEAD)).unwrap();
-        Self::of((host, head), daemon, follower, [COPY, HEAD])
+        let follower = self.restart_head();
+        Self::of((self.host, head), (standby, daemon), follower, [COPY, HEAD])
+    }
+
+    /// The head dies, and is there again as a standby, which the former copy does not lead yet. The daemon is the former one.
+    pub fn begin_to_change_places(self, head: &Recorder) -> (Self, Standby) {
+        let standby = self.follows.borrow().standby.clone();
+        self.stop_head();
+        let follower = self.restart_head();
+        let pair = Self::of((self.host, head), (standby.clone(), self.daemon), follower, [COPY, HEAD]);
+        (pair, standby)
     }
 
     fn of(
         (host, copy): (Arc<StillHost>, &Recorder),
-        daemon: Arc<Daemon>,
+        (leader, daemon): (Standby, Arc<Daemon>),
         follower: Standby,
         [leads, follows]: [u32; 2],
     ) -> Self {
@@ -213,7 +220,7 @@ impl Pair {
             eager: false,
             meanwhile: None,
         }));
-        Self { copy: copy.clone(), daemon, follows, endpoint, other, host, link: RefCell::new(None) }
+        Self { copy: copy.clone(), daemon, leader, follows, endpoint, other, host, link: RefCell::new(None) }
     }
 
     /// A connection from the head to the copy; the copy answers its hello.
@@ -298,6 +305,19 @@ impl Pair {
         follows.follower = Follower::Over;
         follows.standby.stop();
         follows.standby = Standby::open(self.host.clone(), &self.copy.medium(), config(COPY)).unwrap();
+    }
+
+    /// The daemon of the head dies.
+    pub fn stop_head(&self) {
+        drive_by(Box::new(|| false));
+        self.daemon.give_up(&sharedfs::Error::Stopped);
+        self.daemon.stop();
+    }
+
+    /// The daemon of the head is started again on its pool. It does not lead yet.
+    pub fn restart_head(&self) -> Standby {
+        self.leader.resume(&self.daemon).unwrap();
+        self.leader.clone()
     }
 
     /// The head is gone, and the copy leads.

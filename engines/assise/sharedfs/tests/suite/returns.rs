@@ -2,10 +2,11 @@
 //! entry names a record that it has not got.
 
 use crate::client::{Client, FILE, ROOT, user};
-use crate::pair::{COPY, Pair, sync};
+use crate::pair::{COPY, HEAD, Pair, sync, term};
 use crate::second_copy::{difference, items};
 use format::{InodeNumber, NodeId};
 use pmem::Recorder;
+use std::sync::Arc;
 
 fn assert_level(pair: &Pair, recorders: &[Recorder; 2]) {
     for id in pair.daemon.sessions() {
@@ -80,4 +81,28 @@ fn a_log_does_not_end_where_the_copy_has_not_executed_yet() {
     for round in 0..36u64 {
         assert_eq!(client.read(file, round * 2_000, 10).unwrap(), [round as u8; 10], "round {round}");
     }
+}
+
+/// A program attached and wrote nothing, and its log was not sent before the daemon died: the tree names the log, and the copy
+/// does not have its file. The daemon leads again, with the copy.
+#[test]
+fn a_log_without_records_that_the_copy_does_not_have_is_sent() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let mut pair = Pair::on(&recorders[0], &recorders[1]);
+    let (mut client, file) = begin(&pair, 1);
+    assert!(client.write(file, 0, b"digested"));
+    sync(&client, &[(file, 1)]).unwrap();
+    let silent = Client::attach_as(&pair.daemon, user(0), 2);
+    // What it looks at is digested before, and the commit contains its entry.
+    silent.walk("file1").unwrap();
+    client.write_lease(file);
+    assert!(client.write(file, 0, b"synced"));
+    sync(&client, &[(file, 1)]).unwrap();
+    drop((client, silent));
+    pair.stop_head();
+    let standby = pair.restart_head();
+    let (daemon, recovered) = standby.lead(term(HEAD, 2), vec![pair.connect()]).unwrap();
+    assert_eq!(recovered.logs.len(), 2);
+    pair.daemon = Arc::new(daemon);
+    assert_level(&pair, &recorders);
 }

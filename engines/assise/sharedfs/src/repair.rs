@@ -1,0 +1,216 @@
+//! Repair of the own update logs from the copies, before a life begins (`docs/replication.md`, C13).
+//!
+//! Where a copy has a record, the copy's record counts: see [`mirror::records_of`]. The bytes are written over the own ones
+//! in their place in the file, so an interrupted repair leaves the records before the first wrong one as they were, and is
+//! done again by the next life.
+//!
+//! Guarantees: a range of records is fetched only from a copy of the same history. A record of the own file behind those of
+//! the copies stays.
+
+use crate::error::Error;
+use crate::level::{LEVEL_PATIENCE, greet, judge_history};
+use crate::replay::copy::LocalCopy;
+use format::mirror::RecordsOfLog;
+use format::{Life, LogUid, NodeId, PoolUid, Sequence};
+use ipc::Digested;
+use ipc::host::{Host, Time};
+use mirror::logs::{LogFile, RING_START, bytes_between, log_file};
+use mirror::{CopyEnds, Sender, records_of};
+use pmem::MediaError;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use transport::Connection;
+
+/// A log whose records were replaced by those of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repaired {
+    /// The log.
+    pub log: LogUid,
+    /// The copy.
+    pub node: NodeId,
+    /// The last record that was correct here, or digested.
+    pub after: Sequence,
+    /// The last record that was fetched.
+    pub up_to: Sequence,
+}
+
+/// Copies that answered a greeting, and are not fed yet.
+pub(crate) struct GreetedCopies<'a> {
+    host: &'a Arc<dyn Host>,
+    pool: PoolUid,
+    /// Key of the hashes by which records are compared.
+    key: [u8; 16],
+    copies: Vec<(Sender, CopyEnds)>,
+    pub repaired: Vec<Repaired>,
+}
+
+impl<'a> GreetedCopies<'a> {
+    /// Greets the copies at the other ends of these connections.
+    ///
+    /// # Errors
+    /// `Copy`.
+    pub fn greet(
+        host: &'a Arc<dyn Host>,
+        connections: Vec<Connection>,
+        (version, ledger_bytes): (u64, u64),
+        (pool, key): (PoolUid, [u8; 16]),
+    ) -> Result<Self, Error> {
+        let greet = |connection| greet(host, connection, version, ledger_bytes);
+        let copies = connections.into_iter().map(greet).collect::<Result<_, _>>()?;
+        Ok(Self { host, pool, key, copies, repaired: Vec::new() })
+    }
+
+    /// The first of them.
+    pub fn first_node(&self) -> Option<NodeId> {
+        self.copies.first().map(|(sender, _)| sender.connection().node())
+    }
+
+    /// The copies, to be fed from now on.
+    pub fn into_copies(self) -> Vec<(Sender, CopyEnds)> {
+        self.copies
+    }
+
+    /// Repairs a log while the ledger is executed; true if records were fetched. A copy that is in another life may be of
+    /// another history, and is not asked.
+    ///
+    /// # Errors
+    /// `Copy`; `Media`: also if the repaired file cannot be read.
+    pub fn repair_log(&mut self, local: &mut LocalCopy, uid: LogUid) -> Result<bool, Error> {
+        let mut fetched = false;
+        for index in 0..self.copies.len() {
+            let ends = &self.copies[index].1;
+            // One head wrote all entries of a life.
+            if (ends.end.life, ends.key) == local.ledger.life_and_key() {
+                fetched |= self.repair_from(index, local, &[uid])?;
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Repairs all logs, when the ledger is executed.
+    ///
+    /// # Errors
+    /// `CopyIsAhead`, `NeedsImport`: the history of a copy is not a beginning of the own one. As [`Self::repair_log`].
+    pub fn repair_all(
+        &mut self,
+        local: &mut LocalCopy,
+        lives: &BTreeMap<Life, [u8; 16]>,
+    ) -> Result<(), Error> {
+        for (sender, ends) in &self.copies {
+            judge_history(local, lives, ends, sender.connection().node())?;
+        }
+        let logs: Vec<LogUid> = local.logs.keys().copied().collect();
+        for index in 0..self.copies.len() {
+            self.repair_from(index, local, &logs)?;
+        }
+        Ok(())
+    }
+
+    fn repair_from(&mut self, index: usize, local: &mut LocalCopy, logs: &[LogUid]) -> Result<bool, Error> {
+        let mut ranges = Vec::new();
+        for uid in logs {
+            ranges.extend(own_records(local, *uid, &self.copies[index].1, &self.key)?);
+        }
+        let others = self.ask(index, &ranges)?;
+        for (range, end) in &others {
+            self.fetch(index, local, range, *end)?;
+        }
+        Ok(!others.is_empty())
+    }
+
+    fn until(&self) -> Time {
+        self.host.now().after(LEVEL_PATIENCE)
+    }
+
+    /// The ranges in which a copy has other or more records.
+    fn ask(&mut self, index: usize, ranges: &[RecordsOfLog]) -> Result<Vec<(RecordsOfLog, Digested)>, Error> {
+        let host = self.host;
+        let until = || host.now().after(LEVEL_PATIENCE);
+        let (sender, ends) = &mut self.copies[index];
+        let node = sender.connection().node();
+        sender.check_records(ends, &self.key, ranges, until).map_err(|error| Error::Copy(node, error))
+    }
+
+    /// Writes the records of a copy over the own ones.
+    fn fetch(
+        &mut self,
+        index: usize,
+        local: &mut LocalCopy,
+        range: &RecordsOfLog,
+        end: Digested,
+    ) -> Result<(), Error> {
+        let file = writable(local, range.log, self.pool)?;
+        let ring = (RING_START, file.ring_end());
+        let mut at = Digested { sequence: range.from, position: range.from_position.get() };
+        let mut left = bytes_between(ring, at, end).min(file.ring_bytes());
+        while left > 0 {
+            let until = self.until();
+            let (sender, ends) = &mut self.copies[index];
+            let node = sender.connection().node();
+            let bytes = left.min(ring.1 - at.position);
+            let part = ((range.log, range.incarnation), (at.position, bytes));
+            let fetched =
+                sender.fetch(ends, part.0, part.1, until).map_err(|error| Error::Copy(node, error))?;
+            file.put(at.position, &fetched)?;
+            left -= (fetched.len() as u64).min(left);
+            at.position += fetched.len() as u64;
+            if at.position >= ring.1 {
+                at.position = ring.0;
+            }
+        }
+        file.sync()?;
+        // What was read of the former bytes is forgotten with the file.
+        local.reopen(range.log);
+        self.read_again(local, range, end)?;
+        let (log, node) = (range.log, self.copies[index].0.connection().node());
+        self.repaired.push(Repaired { log, node, after: range.end, up_to: end.sequence });
+        Ok(())
+    }
+
+    /// Reads the repaired records. If they end early, the program changes its file still, and its log ends there.
+    fn read_again(&self, local: &mut LocalCopy, range: &RecordsOfLog, end: Digested) -> Result<(), Error> {
+        let Some(file) = local.file(range.log)? else { return Ok(()) };
+        let from = Digested { sequence: range.from, position: range.from_position.get() };
+        let mut frames = file.frames(from);
+        while let Some(frame) = frames.next()? {
+            if frame.after.sequence >= end.sequence {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The undigested records of a log that a copy has too, as they are here; `None` if the copy has no more than the tree.
+fn own_records(
+    local: &mut LocalCopy,
+    uid: LogUid,
+    ends: &CopyEnds,
+    key: &[u8; 16],
+) -> Result<Option<RecordsOfLog>, Error> {
+    let Some(open) = local.ledger.table().log(uid) else { return Ok(None) };
+    let id = (uid, open.incarnation);
+    let from = local.digested(uid);
+    let there = ends.logs.iter().find(|log| (log.log, log.incarnation) == id).map(|log| log.end);
+    let Some(up_to) = there.filter(|end| *end > from.sequence) else { return Ok(None) };
+    let file = local.file(uid)?;
+    Ok(Some(match file {
+        Some(file) => records_of(&file, id, from, up_to, key).0,
+        None => mirror::no_records(id, from),
+    }))
+}
+
+/// The file of a log, made again if its owner has changed its length or removed it.
+fn writable(local: &mut LocalCopy, uid: LogUid, pool: PoolUid) -> Result<Arc<LogFile>, Error> {
+    let file = local.file(uid)?;
+    let open = local.ledger.table().log(uid).ok_or(Error::Stopped)?;
+    let (incarnation, bytes, owner) = (open.incarnation, open.file_bytes, open.caller.uid);
+    if let Some(file) = file.filter(|file| file.region().bytes() == bytes) {
+        return Ok(file);
+    }
+    match local.medium.remove(&log_file(uid, incarnation)) {
+        Ok(()) | Err(MediaError::NotFound) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(Arc::new(LogFile::create(&local.medium, pool, (uid, incarnation), bytes, owner)?))
+}
