@@ -281,6 +281,10 @@ pub(crate) fn tell_recovered(recovered: &Recovered, took: Duration) -> Vec<Strin
     for (log, reason) in &recovered.cuts {
         warn!(%log, ?reason, "the end of a log did not count");
     }
+    for repaired in &recovered.repaired {
+        let (log, node, from) = (repaired.log, repaired.node, repaired.after.next());
+        warn!(%log, %from, up_to = %repaired.up_to, "records that were missing or wrong here were taken from node {node}");
+    }
     let lost = |(log, last): &(LogUid, Sequence)| {
         format!("log {log}: the record after {last} is damaged; it and those behind it did not count")
     };

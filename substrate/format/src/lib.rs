@@ -18,6 +18,7 @@ pub mod locks;
 pub mod map;
 pub mod message;
 pub mod mirror;
+mod mirror_lists;
 pub mod name;
 pub mod node;
 pub mod pass;

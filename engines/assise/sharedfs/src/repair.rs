@@ -159,7 +159,7 @@ impl<'a> GreetedCopies<'a> {
             }
         }
         file.sync()?;
-        // What was read of the former bytes is forgotten with the file.
+        // The hashes of the former bytes are forgotten with the file.
         local.reopen(range.log);
         self.read_again(local, range, end)?;
         let (log, node) = (range.log, self.copies[index].0.connection().node());

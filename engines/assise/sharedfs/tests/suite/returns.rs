@@ -93,7 +93,7 @@ fn a_log_without_records_that_the_copy_does_not_have_is_sent() {
     assert!(client.write(file, 0, b"digested"));
     sync(&client, &[(file, 1)]).unwrap();
     let silent = Client::attach_as(&pair.daemon, user(0), 2);
-    // What it looks at is digested before, and the commit contains its entry.
+    // The file is digested before, and the commit contains the entry of the log.
     silent.walk("file1").unwrap();
     client.write_lease(file);
     assert!(client.write(file, 0, b"synced"));
