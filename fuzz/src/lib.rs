@@ -130,11 +130,15 @@ pub fn record(bytes: &[u8]) {
             Operation::Rename { old_name, new_name, .. } => name_fits(old_name) && name_fits(new_name),
             Operation::SetXattr { name, value } => !name.is_empty() && value.len() <= XATTR_BYTES_MAX,
             Operation::RemoveXattr { name } => !name.is_empty(),
+            Operation::CreateUnnamed { body, .. } => body.name_bytes.get() == 0,
         };
         assert!(right, "accepted beyond its bounds: {record:?}");
         assert!(record::room_blocks(&record.operation) <= FILE_BYTES_MAX / BLOCK_BYTES as u64 + 3);
-        let removes = matches!(record.operation, Operation::Unlink { .. } | Operation::Rename { .. });
-        assert!(removes || !record::keeps_open(frame));
+        let may_keep = matches!(
+            record.operation,
+            Operation::Unlink { .. } | Operation::Rename { .. } | Operation::CreateUnnamed { .. }
+        );
+        assert!(may_keep || !record::keeps_open(frame));
     }
 }
 

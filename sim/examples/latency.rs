@@ -152,7 +152,9 @@ fn main() {
         libfs.forget(&[inode]);
         let from = Name::new(temporary.as_bytes()).expect("a good name");
         let to = Name::new(last.as_bytes()).expect("a good name");
-        libfs.rename(&Caller::ROOT, (root, from), (root, to), RenameMode::Replace).expect("it exists");
+        libfs
+            .rename(&Caller::ROOT, (root, from), (root, to), RenameMode::Replace { whiteout: false })
+            .expect("it exists");
     });
     show("create+write+rename", &ours, &floor);
 }

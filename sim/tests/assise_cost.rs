@@ -110,7 +110,7 @@ fn a_private_folder_needs_no_call_but_refills() {
         libfs.close(handle);
         libfs.forget(&[inode]);
         let (from, to) = ((folder, name(temporary.as_bytes())), (folder, name(last.as_bytes())));
-        assert_eq!(libfs.rename(&Caller::ROOT, from, to, RenameMode::Replace), Ok(()));
+        assert_eq!(libfs.rename(&Caller::ROOT, from, to, RenameMode::Replace { whiteout: false }), Ok(()));
     }
     let mut after = local.counts.kinds();
     after.retain(|made| !before.contains(made));

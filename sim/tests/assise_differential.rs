@@ -25,6 +25,8 @@ enum Step {
     Tidy,
 }
 
+const O_TMPFILE: i32 = 0o20_200_000;
+
 const NAMES: [&str; 4] = ["a", "b", "c", "dd"];
 
 fn path() -> impl Strategy<Value = Path> {
@@ -56,6 +58,12 @@ fn flags() -> impl Strategy<Value = i32> {
 fn on_files() -> impl Strategy<Value = Call> {
     let slot = 0..3usize;
     prop_oneof![
+        1 => (slot.clone(), path(), prop::sample::select(&[2, 0o202][..])).prop_map(|(slot, path, flags)| Call::Open {
+            slot,
+            path: Path { path: path.path.trim_end_matches(|last| last != '/').to_owned() + ".", ..path },
+            flags: O_TMPFILE | flags,
+            mode: 0o640,
+        }),
         4 => (slot.clone(), path(), flags()).prop_map(|(slot, path, flags)| Call::Open { slot, path, flags, mode: 0o666 }),
         1 => slot.clone().prop_map(Call::Close),
         3 => (slot.clone(), data()).prop_map(|(slot, data)| Call::Write { slot, pieces: vec![data.clone(), data] }),
@@ -72,13 +80,14 @@ fn on_files() -> impl Strategy<Value = Call> {
 }
 
 fn on_names() -> impl Strategy<Value = Call> {
-    let rename_flags = prop::sample::select(&[0, 0, 0, 1, 2][..]);
+    let rename_flags = prop::sample::select(&[0, 0, 0, 1, 2, 4, 5][..]);
     prop_oneof![
         4 => (path(), prop::sample::select(&[0o755, 0o777, 0o1777, 0o2775][..])).prop_map(|(path, mode)| Call::Mkdir { path, mode }),
         1 => path().prop_map(Call::Rmdir),
         3 => path().prop_map(Call::Unlink),
         5 => (path(), path(), rename_flags).prop_map(|(from, to, flags)| Call::Rename { from, to, flags }),
         2 => (path(), path()).prop_map(|(from, to)| Call::Link { from, to, follow: false }),
+        2 => (0..3usize, path()).prop_map(|(slot, to)| Call::LinkFile { slot, to }),
         1 => (path(), path()).prop_map(|(target, path)| Call::Symlink { target: target.path, path }),
         1 => path().prop_map(Call::Readlink),
         4 => (path(), any::<bool>()).prop_map(|(path, follow)| Call::Stat { path, follow }),

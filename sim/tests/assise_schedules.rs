@@ -56,7 +56,8 @@ fn work(libfs: &LibFs, process: usize, thread: usize) {
         assert_eq!(libfs.read(handle, at, &mut [IoSliceMut::new(&mut own)]), Ok(RECORD));
         assert_eq!(own, bytes, "a process sees what it wrote");
         let (from, to) = (names[number % 2], names[(number + thread + 1) % 2]);
-        match libfs.rename(&Caller::ROOT, (root, from), (root, to), RenameMode::NoReplace) {
+        match libfs.rename(&Caller::ROOT, (root, from), (root, to), RenameMode::NoReplace { whiteout: false })
+        {
             Ok(()) | Err(Error::NotFound | Error::Exists) => {}
             Err(error) => panic!("a rename failed: {error}"),
         }
@@ -157,7 +158,12 @@ fn cross(libfs: &LibFs, process: usize) {
     for name in [file, moved] {
         for _ in 0..CROSSINGS {
             let [from, to] = folders;
-            let renamed = libfs.rename(&Caller::ROOT, (from, name), (to, name), RenameMode::Replace);
+            let renamed = libfs.rename(
+                &Caller::ROOT,
+                (from, name),
+                (to, name),
+                RenameMode::Replace { whiteout: false },
+            );
             assert_eq!(renamed, Ok(()), "what nobody else touches can be moved");
             folders.reverse();
         }

@@ -213,7 +213,7 @@ fn one_file_moved_about_by_many_is_always_somewhere() {
         let ball = name(b"ball");
         for number in 0..MOVES {
             let (from, to) = (folders[(process + number) % 3], folders[(thread + number * 2 + 1) % 3]);
-            match libfs.rename(&caller, (from, ball), (to, ball), RenameMode::NoReplace) {
+            match libfs.rename(&caller, (from, ball), (to, ball), RenameMode::NoReplace { whiteout: false }) {
                 Ok(()) | Err(Error::NotFound | Error::Exists) => {}
                 Err(error) => panic!("a rename failed: {error}"),
             }

@@ -6,6 +6,7 @@
 
 use crate::engine::{Access, Attributes, Changes, NewType, Removal, RenameMode, Result, SetTime};
 use crate::error::Error;
+use format::InodeNumber;
 use format::record::FileType;
 
 /// Set-user-id bit.
@@ -128,9 +129,9 @@ pub fn add_entry(caller: &Caller, directory: &Attributes) -> Result<()> {
 /// Check for creating an inode of a type that needs more than the right to add an entry.
 ///
 /// # Errors
-/// `NotPermitted` for a device, unless the caller is root.
+/// `NotPermitted` for a device, unless the caller is root. Every caller may create the character device 0, a whiteout.
 pub fn make(caller: &Caller, kind: &NewType<'_>) -> Result<()> {
-    let device = matches!(kind, NewType::CharacterDevice(_) | NewType::BlockDevice(_));
+    let device = matches!(kind, NewType::CharacterDevice(1..) | NewType::BlockDevice(_));
     if device && !caller.is_root() { Err(Error::NotPermitted) } else { Ok(()) }
 }
 
@@ -181,7 +182,8 @@ pub fn link(caller: &Caller, directory: &Attributes, inode: &Attributes) -> Resu
     if inode.file_type == FileType::Directory {
         return Err(Error::NotPermitted);
     }
-    if inode.links == 0 { Err(Error::NotFound) } else { Ok(()) }
+    let may_have_names = inode.links > 0 || inode.parent != InodeNumber::NONE;
+    if may_have_names { Ok(()) } else { Err(Error::NotFound) }
 }
 
 /// Check for renaming `source` from a directory to another; the new name refers to `target`. The caller has checked

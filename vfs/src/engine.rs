@@ -18,6 +18,7 @@
 use crate::access::Caller;
 use crate::cache_leases::CacheLeases;
 pub use crate::changes::{Changes, SetTime};
+pub use crate::creation::{Created, New, NewType, NewUnnamed};
 use crate::error::Error;
 use format::pass::PassName;
 use format::record::FileType;
@@ -57,7 +58,8 @@ pub struct Attributes {
     pub ctime_ns: i64,
     /// Time of creation.
     pub btime_ns: i64,
-    /// For a directory its parent (the root is its own parent), for other inodes no inode.
+    /// For a directory its parent (the root is its own parent). For a file that was created without a name and may get one:
+    /// the directory that it was created in. For other inodes no inode.
     pub parent: InodeNumber,
 }
 
@@ -104,62 +106,6 @@ pub enum Target {
     Open(Handle),
 }
 
-/// Type of an inode to create, with its type's parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewType<'a> {
-    /// A file, and the rights with which it is opened at the same instant, if any: the creator may write a new file
-    /// whatever its mode says.
-    Regular(Option<Access>),
-    /// A directory.
-    Directory,
-    /// A symbolic link with this target: 1 to [`format::record::SYMLINK_BYTES_MAX`] bytes.
-    Symlink(&'a [u8]),
-    /// A named pipe.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// A character device.
-    CharacterDevice(u64),
-    /// A block device.
-    BlockDevice(u64),
-}
-
-impl NewType<'_> {
-    /// The type without parameters.
-    pub const fn file_type(&self) -> FileType {
-        match self {
-            Self::Regular(_) => FileType::Regular,
-            Self::Directory => FileType::Directory,
-            Self::Symlink(_) => FileType::Symlink,
-            Self::Fifo => FileType::Fifo,
-            Self::Socket => FileType::Socket,
-            Self::CharacterDevice(_) => FileType::CharacterDevice,
-            Self::BlockDevice(_) => FileType::BlockDevice,
-        }
-    }
-}
-
-/// Parameters of a creation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct New<'a> {
-    /// Type of the new inode.
-    pub kind: NewType<'a>,
-    /// Permission bits (twelve), with the umask already applied.
-    pub mode: u32,
-    /// True: a name that exists is an error, `Exists`. False: the existing inode is returned, whatever its type,
-    /// and even if the caller may not write to the directory.
-    pub exclusive: bool,
-}
-
-/// Result of [`Engine::create`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Created {
-    /// The inode was created, and opened if the call asked for that.
-    New(Attributes, Option<Handle>),
-    /// The name existed; nothing was changed.
-    Existing(Attributes),
-}
-
 /// Kind of inode that [`Engine::unlink`] may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
@@ -169,15 +115,44 @@ pub enum Removal {
     Directory,
 }
 
-/// Treatment of an existing new name by [`Engine::rename`].
+/// Treatment of an existing new name by [`Engine::rename`]. With `whiteout` the old name stays, and refers to a new
+/// character device with number 0 and no permission bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RenameMode {
     /// Removes it, if the rules allow that.
-    Replace,
+    Replace {
+        /// A device takes the old name.
+        whiteout: bool,
+    },
     /// Fails: `Exists`.
-    NoReplace,
+    NoReplace {
+        /// A device takes the old name.
+        whiteout: bool,
+    },
     /// Swaps the two names; the new one must exist.
     Exchange,
+}
+
+impl RenameMode {
+    /// The mode that the flags of `renameat2` ask for.
+    ///
+    /// # Errors
+    /// `Invalid` for flags that do not exist, or that exclude each other.
+    pub fn of_flags(flags: u32) -> Result<Self> {
+        const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT;
+        let whiteout = flags & libc::RENAME_WHITEOUT != 0;
+        match flags {
+            libc::RENAME_EXCHANGE => Ok(Self::Exchange),
+            _ if flags & !KNOWN != 0 => Err(Error::Invalid),
+            _ if flags & libc::RENAME_NOREPLACE != 0 => Ok(Self::NoReplace { whiteout }),
+            _ => Ok(Self::Replace { whiteout }),
+        }
+    }
+
+    /// Whether a device takes the old name.
+    pub const fn leaves_whiteout(self) -> bool {
+        matches!(self, Self::Replace { whiteout: true } | Self::NoReplace { whiteout: true })
+    }
 }
 
 /// Position of a write.
@@ -419,11 +394,24 @@ pub trait Engine: Send + std::marker::Sync {
     /// `Denied`, `NotPermitted` (devices, for users other than root), `NoSpace`.
     fn create(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, new: &New<'_>) -> Result<Created>;
 
+    /// Creates and opens a file without a name, which is pinned. The directory gives the rights and the group as for a file
+    /// that gets a name in it, and does not change. The file ends with its last pin and open file, unless
+    /// [`Engine::link`] has given it a name, which it can if the file is `linkable`.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `Denied`, `TooManyFiles`, `NoSpace`.
+    fn create_unnamed(
+        &self,
+        caller: &Caller,
+        parent: InodeNumber,
+        new: &NewUnnamed,
+    ) -> Result<(Attributes, Handle)>;
+
     /// Adds a name to an inode, and pins the inode once more.
     ///
     /// # Errors
-    /// As [`Engine::create`]; then `NotPermitted` for a directory, `NotFound` for an inode without a name,
-    /// `TooManyLinks`.
+    /// As [`Engine::create`]; then `NotPermitted` for a directory, `NotFound` for an inode that has lost its last name or
+    /// may not get one, `TooManyLinks`.
     fn link(
         &self,
         caller: &Caller,

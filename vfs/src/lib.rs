@@ -9,6 +9,7 @@ pub mod cache_leases;
 mod changes;
 pub mod conformance;
 pub mod copy;
+mod creation;
 pub mod engine;
 pub mod errno;
 pub mod error;

@@ -189,12 +189,7 @@ impl Gateway {
         } else {
             (body.take::<u64>()?, 0)
         };
-        let mode = match flags {
-            0 => RenameMode::Replace,
-            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
-            libc::RENAME_EXCHANGE => RenameMode::Exchange,
-            _ => return Err(Error::Invalid),
-        };
+        let mode = RenameMode::of_flags(flags)?;
         let (old, new) = (name(body.string()?)?, name(body.string()?)?);
         self.engine.rename(&caller(header), (node(header), old), (InodeNumber::new(to), new), mode)?;
         Ok(Answer::Ready)

@@ -254,6 +254,8 @@ impl<E: Engine> Program<E> {
                     Error::NotDirectory,
                     Error::Stale,
                     Error::Invalid,
+                    // A name is that of a whiteout.
+                    Error::NoDevice,
                 ];
                 assert!(common.contains(&error), "program {} got {error}", self.who);
             }
@@ -392,10 +394,12 @@ impl<E: Engine> Program<E> {
 
     fn rename(&mut self) -> Result<(), Error> {
         let (from, to) = (self.place(), self.place());
-        let mode = match self.below(6) {
-            0 => RenameMode::NoReplace,
+        let mode = match self.below(8) {
+            0 => RenameMode::NoReplace { whiteout: false },
             1 => RenameMode::Exchange,
-            _ => RenameMode::Replace,
+            2 => RenameMode::NoReplace { whiteout: true },
+            3 => RenameMode::Replace { whiteout: true },
+            _ => RenameMode::Replace { whiteout: false },
         };
         let (change, stamped) = (Change::Rename { from, to, mode }, self.stamped.clone());
         let before = stamped.last();

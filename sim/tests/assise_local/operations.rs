@@ -17,6 +17,8 @@ pub struct Case {
 pub const CREATE: i32 = 0o102;
 pub const EXCLUSIVE: i32 = 0o302;
 pub const APPEND: i32 = 0o2002;
+/// `O_TMPFILE` and `O_RDWR`.
+pub const UNNAMED: i32 = 0o20_200_002;
 
 /// A call.
 pub fn open(slot: usize, path: &str, flags: i32) -> Call {
@@ -127,6 +129,27 @@ pub fn cases() -> Vec<Case> {
             file(),
             Call::Link { from: at("d/f"), to: at("d/l"), follow: false },
             vec![list(), stat("d/f")],
+            other(),
+        ),
+        case(
+            "rename with a whiteout",
+            with(vec![open(1, "d/g", CREATE)]),
+            rename("d/f", "d/g", 4),
+            vec![list(), stat("d/f"), read(0)],
+            other(),
+        ),
+        case(
+            "create without a name",
+            vec![],
+            open(1, "d", UNNAMED),
+            vec![list(), write(1, 3, 9), Call::LinkFile { slot: 1, to: at("d/n") }, stat("d/n")],
+            other(),
+        ),
+        case(
+            "link of a file without a name",
+            vec![open(0, "d", UNNAMED), write(0, 1, 5000)],
+            Call::LinkFile { slot: 0, to: at("d/n") },
+            vec![list(), read(0), stat("d/n")],
             other(),
         ),
         case("unlink", file(), Call::Unlink(at("d/f")), vec![list(), read(0), Call::Fstat(0)], other()),

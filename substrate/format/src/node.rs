@@ -209,7 +209,8 @@ pub struct InodeItem {
     pub rdev: U64,
     /// The last change that it contains.
     pub stamp: Stamp,
-    /// For a directory: its parent directory.
+    /// For a directory: its parent directory. For an orphan that a link may give a name: the directory that it was created
+    /// in.
     pub parent: InodeNumber,
 }
 

@@ -37,8 +37,8 @@ pub enum Kind {
     Link = 6,
     /// Payload: name; `parent`, `extra`: directory and cookie; flags: [`UNLINK_DIRECTORY`], [`UNLINK_OPEN`].
     Unlink = 7,
-    /// Payload: [`RenameBody`], old name, new name; `inode`: the moved inode; flags: [`RENAME_EXCHANGE`],
-    /// [`RENAME_REPLACED_OPEN`].
+    /// Payload: [`RenameBody`], old name, new name, with [`RENAME_WHITEOUT`] a [`WhiteoutBody`]; `inode`: the moved
+    /// inode; flags: `RENAME_*`.
     Rename = 8,
     /// Payload: [`SetAttrBody`].
     SetAttr = 9,
@@ -46,6 +46,9 @@ pub enum Kind {
     SetXattr = 10,
     /// Payload: name.
     RemoveXattr = 11,
+    /// Payload: [`CreateBody`]; `parent`: the directory whose rights and group apply; flags: [`UNNAMED_LINKABLE`]. The new
+    /// file has no name, and the log's owner has it open.
+    CreateUnnamed = 12,
 }
 
 impl Kind {
@@ -66,6 +69,7 @@ impl Kind {
             9 => Self::SetAttr,
             10 => Self::SetXattr,
             11 => Self::RemoveXattr,
+            12 => Self::CreateUnnamed,
             _ => return Err(DecodeError::Kind),
         })
     }
@@ -83,6 +87,10 @@ pub const UNLINK_OPEN: u8 = 2;
 pub const RENAME_EXCHANGE: u8 = 1;
 /// Rename: same as [`UNLINK_OPEN`] for the replaced inode.
 pub const RENAME_REPLACED_OPEN: u8 = 2;
+/// Rename: a new character device with number 0 gets the old name.
+pub const RENAME_WHITEOUT: u8 = 4;
+/// CreateUnnamed: a link may give the file a name.
+pub const UNNAMED_LINKABLE: u8 = 1;
 
 /// First 64 bytes of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -148,6 +156,20 @@ pub struct RenameBody {
 
 const _: () = assert!(size_of::<RenameBody>() == 48);
 
+/// The character device that a rename leaves under the old name. It has no permission bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WhiteoutBody {
+    /// Its inode number.
+    pub inode: InodeNumber,
+    /// Owner.
+    pub uid: U32,
+    /// Group.
+    pub gid: U32,
+}
+
+const _: () = assert!(size_of::<WhiteoutBody>() == 16);
+
 /// Sets mode: permission bits only, without the type.
 pub const SET_MODE: u32 = 1;
 /// Sets the owner.
@@ -199,16 +221,59 @@ pub struct Record<'a> {
 #[allow(missing_docs, reason = "the fields are those of the record header and bodies above")]
 pub enum Operation<'a> {
     Pad,
-    Write { offset: u64, bytes: &'a [u8] },
-    Truncate { size: u64 },
-    Allocate { offset: u64, bytes: u64, keep_size: bool, punch_hole: bool },
-    Create { parent: InodeNumber, cookie: Cookie, name: Name<'a>, body: CreateBody, target: &'a [u8] },
-    Link { parent: InodeNumber, cookie: Cookie, name: Name<'a> },
-    Unlink { parent: InodeNumber, cookie: Cookie, name: Name<'a>, directory: bool },
-    Rename { body: RenameBody, old_name: Name<'a>, new_name: Name<'a>, exchange: bool },
-    SetAttr { body: SetAttrBody },
-    SetXattr { name: &'a [u8], value: &'a [u8] },
-    RemoveXattr { name: &'a [u8] },
+    Write {
+        offset: u64,
+        bytes: &'a [u8],
+    },
+    Truncate {
+        size: u64,
+    },
+    Allocate {
+        offset: u64,
+        bytes: u64,
+        keep_size: bool,
+        punch_hole: bool,
+    },
+    Create {
+        parent: InodeNumber,
+        cookie: Cookie,
+        name: Name<'a>,
+        body: CreateBody,
+        target: &'a [u8],
+    },
+    Link {
+        parent: InodeNumber,
+        cookie: Cookie,
+        name: Name<'a>,
+    },
+    Unlink {
+        parent: InodeNumber,
+        cookie: Cookie,
+        name: Name<'a>,
+        directory: bool,
+    },
+    Rename {
+        body: RenameBody,
+        old_name: Name<'a>,
+        new_name: Name<'a>,
+        exchange: bool,
+        whiteout: Option<WhiteoutBody>,
+    },
+    SetAttr {
+        body: SetAttrBody,
+    },
+    SetXattr {
+        name: &'a [u8],
+        value: &'a [u8],
+    },
+    RemoveXattr {
+        name: &'a [u8],
+    },
+    CreateUnnamed {
+        parent: InodeNumber,
+        body: CreateBody,
+        linkable: bool,
+    },
 }
 
 /// Largest file: offsets fit a signed 64-bit number, like `off_t`.
@@ -245,7 +310,8 @@ impl<'a> Operation<'a> {
         let flags_allowed = match kind {
             Kind::Allocate => ALLOCATE_KEEP_SIZE | ALLOCATE_PUNCH_HOLE,
             Kind::Unlink => UNLINK_DIRECTORY | UNLINK_OPEN,
-            Kind::Rename => RENAME_EXCHANGE | RENAME_REPLACED_OPEN,
+            Kind::Rename => RENAME_EXCHANGE | RENAME_REPLACED_OPEN | RENAME_WHITEOUT,
+            Kind::CreateUnnamed => UNNAMED_LINKABLE,
             _ => 0,
         };
         if flags & !flags_allowed != 0 {
@@ -284,7 +350,7 @@ impl<'a> Operation<'a> {
                 name: name(payload)?,
                 directory: flags & UNLINK_DIRECTORY != 0,
             }),
-            Kind::Rename => Self::decode_rename(payload, flags & RENAME_EXCHANGE != 0),
+            Kind::Rename => Self::decode_rename(payload, flags),
             Kind::SetAttr => {
                 let body = SetAttrBody::read_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
                 if body.mask.get() & !SET_ALL != 0 || body.mode.get() & !0o7777 != 0 {
@@ -301,6 +367,17 @@ impl<'a> Operation<'a> {
                 Ok(Self::SetXattr { name: xattr_name(name)?, value })
             }
             Kind::RemoveXattr => Ok(Self::RemoveXattr { name: xattr_name(payload)? }),
+            Kind::CreateUnnamed => {
+                let body = CreateBody::read_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
+                if FileType::of_mode(body.mode.get()) != Some(FileType::Regular) {
+                    return Err(DecodeError::Field("mode"));
+                }
+                if body.name_bytes.get() != 0 || body.target_bytes.get() != 0 {
+                    return Err(DecodeError::Field("name_bytes"));
+                }
+                let linkable = flags & UNNAMED_LINKABLE != 0;
+                Ok(Self::CreateUnnamed { parent: directory(parent)?, body, linkable })
+            }
         }
     }
 
@@ -322,35 +399,47 @@ impl<'a> Operation<'a> {
         Ok(Self::Create { parent: directory(parent)?, cookie, name: name(name_part)?, body, target })
     }
 
-    fn decode_rename(payload: &'a [u8], exchange: bool) -> Result<Self, DecodeError> {
+    fn decode_rename(payload: &'a [u8], flags: u8) -> Result<Self, DecodeError> {
         let (body, rest) = RenameBody::read_from_prefix(payload).map_err(|_| DecodeError::Truncated)?;
-        let (old_name, new_name) =
+        let (old_name, rest) =
             rest.split_at_checked(usize::from(body.old_name_bytes.get())).ok_or(DecodeError::Truncated)?;
-        if new_name.len() != usize::from(body.new_name_bytes.get()) {
-            return Err(DecodeError::Truncated);
+        let (new_name, rest) =
+            rest.split_at_checked(usize::from(body.new_name_bytes.get())).ok_or(DecodeError::Truncated)?;
+        let (exchange, leaves_whiteout) = (flags & RENAME_EXCHANGE != 0, flags & RENAME_WHITEOUT != 0);
+        let whiteout = match leaves_whiteout {
+            true => Some(WhiteoutBody::read_from_bytes(rest).map_err(|_| DecodeError::Truncated)?),
+            false if rest.is_empty() => None,
+            false => return Err(DecodeError::Truncated),
+        };
+        if whiteout.is_some_and(|whiteout| exchange || whiteout.inode == InodeNumber::NONE) {
+            return Err(DecodeError::Field("whiteout"));
         }
         directory(body.old_parent)?;
         directory(body.new_parent)?;
         if exchange && body.replaced == InodeNumber::NONE {
             return Err(DecodeError::Field("replaced"));
         }
-        Ok(Self::Rename { body, old_name: name(old_name)?, new_name: name(new_name)?, exchange })
+        Ok(Self::Rename { body, old_name: name(old_name)?, new_name: name(new_name)?, exchange, whiteout })
     }
 }
 
 /// True if a decoded frame keeps the inode open whose last name it removes ([`UNLINK_OPEN`],
-/// [`RENAME_REPLACED_OPEN`]).
+/// [`RENAME_REPLACED_OPEN`]), or that it creates without one.
 pub fn keeps_open(frame: &[u8]) -> bool {
     let Ok(envelope) = Envelope::decode(frame) else { return false };
     match Kind::from_raw(envelope.kind) {
         Ok(Kind::Unlink) => envelope.flags & UNLINK_OPEN != 0,
         Ok(Kind::Rename) => envelope.flags & RENAME_REPLACED_OPEN != 0,
+        Ok(Kind::CreateUnnamed) => true,
         _ => false,
     }
 }
 
 /// A record's share of the tree, in blocks.
 pub const ROOM_OF_TREE: u64 = 1;
+
+/// [`room_blocks`] of a rename that leaves a whiteout.
+pub const ROOM_OF_RENAME_WITH_WHITEOUT: u64 = 2 * ROOM_OF_TREE;
 
 /// [`room_blocks`] of a record that fills a range of a file.
 #[inline]
@@ -378,7 +467,11 @@ pub fn room_blocks(operation: &Operation<'_>) -> u64 {
         Operation::Allocate { offset, bytes, .. } => room_of_range(*offset, *bytes),
         Operation::SetXattr { value, .. } => room_of_value(value.len()),
         Operation::Create { target, .. } => room_of_value(target.len()),
-        Operation::Link { .. } | Operation::Rename { .. } | Operation::SetAttr { .. } => ROOM_OF_TREE,
+        Operation::Rename { whiteout: Some(_), .. } => ROOM_OF_RENAME_WITH_WHITEOUT,
+        Operation::CreateUnnamed { .. }
+        | Operation::Link { .. }
+        | Operation::Rename { .. }
+        | Operation::SetAttr { .. } => ROOM_OF_TREE,
     }
 }
 

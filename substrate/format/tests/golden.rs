@@ -7,7 +7,7 @@ use format::envelope::Envelope;
 use format::ledger::{EntryHeader, GrantDetail, LifeBody, OpenLogBody, RenewBody};
 use format::map::MapPage;
 use format::node::*;
-use format::record::{CreateBody, RecordHeader, RenameBody, SetAttrBody};
+use format::record::{CreateBody, RecordHeader, RenameBody, SetAttrBody, WhiteoutBody};
 use format::root::{NodePointer, Root};
 use format::superblock::Superblock;
 use format::wire::*;
@@ -168,6 +168,14 @@ fn record_structures() {
         },
         "1011121314151617 2021222324252627 3031323334353637 4041424344454647 5051525354555657 6061 7071 \
          80818283",
+    );
+    golden(
+        WhiteoutBody {
+            inode: InodeNumber::new(0x1716_1514_1312_1110),
+            uid: U32::new(0x2322_2120),
+            gid: U32::new(0x3332_3130),
+        },
+        "1011121314151617 20212223 30313233",
     );
     golden(
         SetAttrBody {
@@ -374,12 +382,13 @@ fn kinds_keep_their_numbers() {
         record::Kind::SetAttr as u8,
         record::Kind::SetXattr as u8,
         record::Kind::RemoveXattr as u8,
+        record::Kind::CreateUnnamed as u8,
     ];
-    assert_eq!(records, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+    assert_eq!(records, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
     for number in 0..=255u8 {
         assert_eq!(
             record::Kind::from_raw(number).map(|k| k as u8).ok(),
-            (1..=11).contains(&number).then_some(number)
+            (1..=12).contains(&number).then_some(number)
         );
         assert_eq!(
             ledger::Kind::from_raw(number).map(|k| k as u8).ok(),
@@ -421,7 +430,7 @@ fn checksums_of_whole_structures() {
     let (version, kind) = (superblock::POOL_VERSION.into(), (superblock::FileKind::Log as u16).into());
     let superblock = Superblock { magic, version, kind, ..Superblock::new_zeroed() }.encode();
     let root = Root { pool: PoolUid::new(7), commit: CommitNumber::new(3), ..Root::default() }.encode();
-    golden(<[u8; 4]>::try_from(&superblock[12..16]).expect("four bytes"), "2ea7786a");
+    golden(<[u8; 4]>::try_from(&superblock[12..16]).expect("four bytes"), "d67a32f4");
     golden(<[u8; 4]>::try_from(&root[16..20]).expect("four bytes"), "93d57499");
 }
 

@@ -12,7 +12,9 @@ use format::ledger::{
 use format::ledger::{RenewBody, Unit, UnitKind};
 use format::map::MapPage;
 use format::node::{ItemKind, Key, NODE_MAGIC, NodeHeader, NodeView, Slot, VALUE_BYTES_MAX};
-use format::record::{self, CreateBody, Operation, Record, RecordHeader, RenameBody, SetAttrBody};
+use format::record::{
+    self, CreateBody, Operation, Record, RecordHeader, RenameBody, SetAttrBody, WhiteoutBody,
+};
 use format::root::Root;
 use format::superblock::{FileKind, MAGIC, POOL_VERSION, Superblock};
 use format::{
@@ -80,19 +82,24 @@ fn written() -> impl Strategy<Value = Written> {
         }),
         name_bytes().prop_map(move |name| plain(Kind::Link, 0, 0, 9, name)),
         (name_bytes(), 0u8..2).prop_map(move |(name, flags)| plain(Kind::Unlink, flags, 0, 9, name)),
-        (name_bytes(), name_bytes(), 0u8..2).prop_map(move |(old, new, flags)| {
-            let body = RenameBody {
-                old_parent: InodeNumber::new(5),
-                new_parent: InodeNumber::new(6),
-                old_cookie: 1.into(),
-                new_cookie: 2.into(),
-                replaced: InodeNumber::new(u64::from(flags) * 8),
-                old_name_bytes: (old.len() as u16).into(),
-                new_name_bytes: (new.len() as u16).into(),
-                reserved: 0.into(),
-            };
-            plain(Kind::Rename, flags, 0, 0, [body.as_bytes(), &old, &new].concat())
-        }),
+        (name_bytes(), name_bytes(), prop_oneof![0u8..2, Just(record::RENAME_WHITEOUT)]).prop_map(
+            move |(old, new, flags)| {
+                let body = RenameBody {
+                    old_parent: InodeNumber::new(5),
+                    new_parent: InodeNumber::new(6),
+                    old_cookie: 1.into(),
+                    new_cookie: 2.into(),
+                    replaced: InodeNumber::new(u64::from(flags) * 8),
+                    old_name_bytes: (old.len() as u16).into(),
+                    new_name_bytes: (new.len() as u16).into(),
+                    reserved: 0.into(),
+                };
+                let whiteout = WhiteoutBody { inode: InodeNumber::new(9), uid: 1.into(), gid: 2.into() };
+                let whiteout =
+                    if flags == record::RENAME_WHITEOUT { whiteout.as_bytes() } else { &[] as &[u8] };
+                plain(Kind::Rename, flags, 0, 0, [body.as_bytes(), &old, &new, whiteout].concat())
+            }
+        ),
         (0..=record::SET_ALL, 0u32..0o10000).prop_map(move |(mask, mode)| {
             let mut body = SetAttrBody::new_zeroed();
             body.mask = mask.into();
@@ -103,6 +110,15 @@ fn written() -> impl Strategy<Value = Written> {
             plain(Kind::SetXattr, 0, name.len() as u64, 0, [name, value].concat())
         }),
         vec(1u8..=255, 1..=255).prop_map(move |name| plain(Kind::RemoveXattr, 0, 0, 0, name)),
+        (0u32..0o10000, 0u8..2).prop_map(move |(mode, flags)| {
+            let body = CreateBody {
+                mode: (0o100_000 | mode).into(),
+                uid: 1.into(),
+                gid: 2.into(),
+                ..CreateBody::new_zeroed()
+            };
+            plain(Kind::CreateUnnamed, flags, 0, 0, body.as_bytes().to_vec())
+        }),
     ]
 }
 
@@ -113,9 +129,11 @@ fn payload_of(operation: &Operation<'_>) -> Vec<u8> {
         Operation::Write { bytes, .. } => bytes.to_vec(),
         Operation::Create { name, body, target, .. } => [body.as_bytes(), name.bytes(), target].concat(),
         Operation::Link { name, .. } | Operation::Unlink { name, .. } => name.bytes().to_vec(),
-        Operation::Rename { body, old_name, new_name, .. } => {
-            [body.as_bytes(), old_name.bytes(), new_name.bytes()].concat()
+        Operation::Rename { body, old_name, new_name, whiteout, .. } => {
+            let whiteout = whiteout.as_ref().map_or(&[] as &[u8], |whiteout| whiteout.as_bytes());
+            [body.as_bytes(), old_name.bytes(), new_name.bytes(), whiteout].concat()
         }
+        Operation::CreateUnnamed { body, .. } => body.as_bytes().to_vec(),
         Operation::SetAttr { body } => body.as_bytes().to_vec(),
         Operation::SetXattr { name, value } => [*name, *value].concat(),
         Operation::RemoveXattr { name } => name.to_vec(),
@@ -398,9 +416,28 @@ fn each_field_of_a_record_has_its_bounds() {
     assert_eq!(refused(header(Kind::SetXattr, 0, 9, 0), b"user.a"), DecodeError::Truncated);
     assert_eq!(refused(header(Kind::SetXattr, 0, 0, 0), b"user.a"), DecodeError::Field("name"));
     let mut unknown = header(Kind::Pad, 0, 0, 0);
-    unknown.envelope.kind = 12;
+    unknown.envelope.kind = 13;
     assert_eq!(refused(unknown, b""), DecodeError::Kind);
     assert_eq!(refused(header(Kind::SetAttr, 0, 0, 0), b"short"), DecodeError::Truncated);
+    let mut body = CreateBody::new_zeroed();
+    let unnamed = header(Kind::CreateUnnamed, 0, 0, 0);
+    body.mode = 0o040_755.into();
+    assert_eq!(refused(unnamed, body.as_bytes()), DecodeError::Field("mode"), "a directory has a name");
+    (body.mode, body.name_bytes) = (0o100_644.into(), 1.into());
+    assert_eq!(refused(unnamed, body.as_bytes()), DecodeError::Field("name_bytes"));
+    assert_eq!(refused(unnamed, &[body.as_bytes(), b"n"].concat()), DecodeError::Truncated);
+    let mut body = RenameBody::new_zeroed();
+    (body.old_parent, body.new_parent) = (InodeNumber::new(5), InodeNumber::new(5));
+    (body.old_name_bytes, body.new_name_bytes, body.replaced) = (1.into(), 1.into(), InodeNumber::new(7));
+    let whiteout = WhiteoutBody { inode: InodeNumber::new(9), uid: 1.into(), gid: 2.into() };
+    let renamed = |flags, whiteout: &[u8]| {
+        refused(header(Kind::Rename, flags, 0, 0), &[body.as_bytes(), b"ab", whiteout].concat())
+    };
+    assert_eq!(renamed(0, whiteout.as_bytes()), DecodeError::Truncated, "without the flag");
+    assert_eq!(renamed(record::RENAME_WHITEOUT, b""), DecodeError::Truncated);
+    let both = record::RENAME_WHITEOUT | record::RENAME_EXCHANGE;
+    assert_eq!(renamed(both, whiteout.as_bytes()), DecodeError::Field("whiteout"));
+    assert_eq!(renamed(record::RENAME_WHITEOUT, &[0; 16]), DecodeError::Field("whiteout"), "no inode");
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub const CASES: &[(&str, &str)] = &[
     ("rename of files", include_str!("cases/rename-files.case")),
     ("rename of directories", include_str!("cases/rename-directories.case")),
     ("rename with flags", include_str!("cases/rename-flags.case")),
+    ("whiteouts", include_str!("cases/whiteouts.case")),
+    ("files without a name", include_str!("cases/unnamed.case")),
     ("permissions by user, group and other", include_str!("cases/permissions.case")),
     ("search permission", include_str!("cases/search.case")),
     ("sticky directories", include_str!("cases/sticky.case")),

@@ -112,6 +112,11 @@ pub enum Call {
         to: Path,
         follow: bool,
     },
+    /// Gives an open file a name, as `linkat` does by `/proc/self/fd`.
+    LinkFile {
+        slot: usize,
+        to: Path,
+    },
     Symlink {
         target: String,
         path: Path,

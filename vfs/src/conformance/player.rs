@@ -172,6 +172,9 @@ impl<E: Engine> Player<E> {
             Call::Unlink(path) => vfs.unlink(self.place(path)?)?,
             Call::Rename { from, to, flags } => vfs.rename(self.place(from)?, self.place(to)?, *flags)?,
             Call::Link { from, to, follow } => vfs.link(self.subject(from, *follow)?, self.place(to)?)?,
+            Call::LinkFile { slot, to } => {
+                vfs.link(Subject::Node(self.file(*slot)?.inode()), self.place(to)?)?;
+            }
             Call::Symlink { target, path } => vfs.symlink(target.as_bytes(), self.place(path)?)?,
             Call::Readlink(path) => return Ok(Some(Answer::Bytes(vfs.readlink(self.place(path)?)?))),
             Call::List(path) => return self.list(path).map(Some),

@@ -162,6 +162,7 @@ impl Words<'_> {
             }
             "link" => Call::Link { from: self.path()?, to: self.path()?, follow: false },
             "linkfollow" => Call::Link { from: self.path()?, to: self.path()?, follow: true },
+            "linkfile" => Call::LinkFile { slot: self.number()?, to: self.path()? },
             "symlink" => Call::Symlink { target: self.path()?.path, path: self.path()? },
             "readlink" => Call::Readlink(self.path()?),
             "list" => Call::List(self.path()?),
@@ -207,6 +208,7 @@ fn flag(name: &str) -> Option<c_int> {
         "O_NOFOLLOW" => libc::O_NOFOLLOW,
         "O_PATH" => libc::O_PATH,
         "O_NOATIME" => libc::O_NOATIME,
+        "O_TMPFILE" => libc::O_TMPFILE,
         "O_SYNC" => libc::O_SYNC,
         "SEEK_SET" => libc::SEEK_SET,
         "SEEK_CUR" => libc::SEEK_CUR,
@@ -217,6 +219,7 @@ fn flag(name: &str) -> Option<c_int> {
         "KEEP_SIZE" => libc::FALLOC_FL_KEEP_SIZE,
         "PUNCH_HOLE" => libc::FALLOC_FL_PUNCH_HOLE,
         "NOREPLACE" => libc::RENAME_NOREPLACE as c_int,
+        "WHITEOUT" => libc::RENAME_WHITEOUT as c_int,
         "EXCHANGE" => libc::RENAME_EXCHANGE as c_int,
         _ => return None,
     })

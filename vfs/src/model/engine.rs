@@ -5,8 +5,8 @@ use crate::access::{self, Caller};
 use crate::cache_leases::CacheLeases;
 use crate::engine::{
     Access, Allocate, At, Attributes, Changes, Created, Engine, Entry, Extent, Handle, Lock, LockFamily,
-    LockOwner, Locked, New, Removal, RenameMode, Result, SetXattr, Space, Step, Sync, Target, Ticket,
-    Written,
+    LockOwner, Locked, New, NewUnnamed, Removal, RenameMode, Result, SetXattr, Space, Step, Sync, Target,
+    Ticket, Written,
 };
 use crate::error::Error;
 use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
@@ -81,6 +81,16 @@ impl Engine for Model {
     fn create(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, new: &New<'_>) -> Result<Created> {
         let mut state = self.state();
         state.create(caller, parent, name, new, self.now())
+    }
+
+    fn create_unnamed(
+        &self,
+        caller: &Caller,
+        parent: InodeNumber,
+        new: &NewUnnamed,
+    ) -> Result<(Attributes, Handle)> {
+        let mut state = self.state();
+        state.create_unnamed(caller, parent, new, self.now())
     }
 
     fn link(

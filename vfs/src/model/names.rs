@@ -2,7 +2,9 @@
 
 use super::{Body, Contents, Inode, Open, TreeState};
 use crate::access::{self, Caller};
-use crate::engine::{Attributes, Created, Entry, Handle, New, NewType, Removal, RenameMode, Result, Step};
+use crate::engine::{
+    Attributes, Created, Entry, Handle, New, NewType, NewUnnamed, Removal, RenameMode, Result, Step,
+};
 use crate::error::Error;
 use format::record::FileType;
 use format::{Cookie, InodeNumber, Name};
@@ -93,8 +95,8 @@ impl TreeState {
         if is_directory && directory.links >= self.limits.links {
             return Err(Error::TooManyLinks);
         }
-        let (number, links) = (self.inode_last.next(), if is_directory { 2 } else { 1 });
-        let inode = new_inode(number, caller, &directory, new, links, now);
+        let (number, above) = (self.inode_last.next(), if is_directory { parent } else { InodeNumber::NONE });
+        let inode = new_inode(number, caller, &directory, (&new.kind, new.mode), above, now);
         self.entries(parent).insert(name, number)?;
         self.inode_last = number;
         self.inodes.insert(number, inode);
@@ -107,6 +109,34 @@ impl TreeState {
             _ => None,
         };
         Ok(Created::New(self.pin(number), handle))
+    }
+
+    pub(super) fn create_unnamed(
+        &mut self,
+        caller: &Caller,
+        parent: InodeNumber,
+        new: &NewUnnamed,
+        now: i64,
+    ) -> Result<(Attributes, Handle)> {
+        let directory = self.pinned(parent)?.attributes;
+        access::search(caller, &directory)?;
+        access::check(caller, &directory, access::WRITE)?;
+        if self.inodes.len() as u64 >= self.limits.inodes {
+            return Err(Error::NoSpace);
+        }
+        let above = if new.linkable { parent } else { InodeNumber::NONE };
+        let number = self.inode_last.next();
+        let kind = NewType::Regular(None);
+        let mut inode = new_inode(number, caller, &directory, (&kind, new.mode), above, now);
+        inode.attributes.links = 0;
+        self.inode_last = number;
+        self.inodes.insert(number, inode);
+        let opened = self.open(number, new.access);
+        if opened.is_err() {
+            self.inodes.remove(&number);
+        }
+        let handle = opened?;
+        Ok((self.pin(number), handle))
     }
 
     pub(super) fn link(
@@ -131,6 +161,7 @@ impl TreeState {
         self.touch(parent, now);
         let attributes = &mut self.inode(node).attributes;
         attributes.links += 1;
+        attributes.parent = InodeNumber::NONE;
         attributes.ctime_ns = now;
         Ok(self.pin(node))
     }
@@ -172,7 +203,7 @@ impl TreeState {
         let source = self.attributes(source_number);
         let target = self.entry(to, to_name).map(|number| self.attributes(number));
         match (mode, target.is_some()) {
-            (RenameMode::NoReplace, true) => return Err(Error::Exists),
+            (RenameMode::NoReplace { .. }, true) => return Err(Error::Exists),
             (RenameMode::Exchange, false) => return Err(Error::NotFound),
             _ => {}
         }
@@ -194,6 +225,9 @@ impl TreeState {
         } else {
             self.replace_target(target, source.file_type, from, to, to_name, now)?;
             self.entries(from).remove(from_name);
+            if mode.leaves_whiteout() {
+                self.leave_whiteout(caller, from, from_name, now)?;
+            }
         }
         match self.entry(to, to_name) {
             Some(_) => self.entries(to).replace(to_name, source.inode),
@@ -202,6 +236,23 @@ impl TreeState {
         self.moved(&source, from, to, now);
         self.touch(from, now);
         self.touch(to, now);
+        Ok(())
+    }
+
+    /// Creates a device under the old name of a rename.
+    fn leave_whiteout(
+        &mut self,
+        caller: &Caller,
+        parent: InodeNumber,
+        name: Name<'_>,
+        now: i64,
+    ) -> Result<()> {
+        let (number, kind) = (self.inode_last.next(), NewType::CharacterDevice(0));
+        let directory = self.attributes(parent);
+        let inode = new_inode(number, caller, &directory, (&kind, 0), InodeNumber::NONE, now);
+        self.entries(parent).insert(name, number)?;
+        self.inode_last = number;
+        self.inodes.insert(number, inode);
         Ok(())
     }
 
@@ -318,27 +369,26 @@ fn new_inode(
     number: InodeNumber,
     caller: &Caller,
     directory: &Attributes,
-    new: &New<'_>,
-    links: u32,
+    (kind, mode): (&NewType<'_>, u32),
+    parent: InodeNumber,
     now: i64,
 ) -> Inode {
-    let file_type = new.kind.file_type();
-    let (gid, mode) = access::inherit(caller, directory, file_type, new.mode);
-    let (body, size, rdev) = match new.kind {
+    let file_type = kind.file_type();
+    let (gid, mode) = access::inherit(caller, directory, file_type, mode);
+    let (body, size, rdev) = match *kind {
         NewType::Regular(_) => (Body::File(Contents::default()), 0, 0),
         NewType::Directory => (Body::Directory(Entries::default()), 0, 0),
         NewType::Symlink(target) => (Body::Symlink(target.to_vec()), target.len() as u64, 0),
         NewType::Fifo | NewType::Socket => (Body::Special, 0, 0),
         NewType::CharacterDevice(device) | NewType::BlockDevice(device) => (Body::Special, 0, device),
     };
-    let is_directory = file_type == FileType::Directory;
     let attributes = Attributes {
         inode: number,
         file_type,
         mode,
         uid: caller.uid,
         gid,
-        links,
+        links: if file_type == FileType::Directory { 2 } else { 1 },
         size,
         blocks: 0,
         rdev,
@@ -346,7 +396,7 @@ fn new_inode(
         mtime_ns: now,
         ctime_ns: now,
         btime_ns: now,
-        parent: if is_directory { directory.inode } else { InodeNumber::NONE },
+        parent,
     };
     Inode { attributes, body, xattrs: BTreeMap::new(), pins: 0, opens: 0 }
 }

@@ -119,17 +119,12 @@ impl<E: Engine> Vfs<E> {
         })
     }
 
-    /// `renameat2`; flags are `RENAME_NOREPLACE` and `RENAME_EXCHANGE`.
+    /// `renameat2`; the flags are those of [`RenameMode::of_flags`].
     ///
     /// # Errors
     /// `Invalid` for flags, `Busy` for `.`, `..` and the root; those of paths and of [`Engine::rename`].
     pub fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> {
-        let mode = match flags {
-            0 => RenameMode::Replace,
-            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
-            libc::RENAME_EXCHANGE => RenameMode::Exchange,
-            _ => return failed(Error::Invalid),
-        };
+        let mode = RenameMode::of_flags(flags)?;
         let caller = self.caller();
         self.walking(&caller, from, |source| {
             let from_last = source.walk_to_parent(from.path)?;
@@ -158,7 +153,7 @@ impl<E: Engine> Vfs<E> {
             return failed(Error::Busy);
         }
         if !matches!(to, Last::Name(..)) {
-            let taken = mode == RenameMode::NoReplace;
+            let taken = matches!(mode, RenameMode::NoReplace { .. });
             return failed(if taken { Error::Exists } else { Error::Busy });
         }
         let from = entry_of(from_parent, from)?;
@@ -188,7 +183,7 @@ impl<E: Engine> Vfs<E> {
             Err(stop) => return Err(stop),
         };
         match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return failed(Error::Exists),
+            (RenameMode::NoReplace { .. }, Some(_)) => return failed(Error::Exists),
             (RenameMode::Exchange, None) => return failed(Error::NotFound),
             (RenameMode::Exchange, Some(target)) if to.slash && target != FileType::Directory => {
                 return failed(Error::NotDirectory);

@@ -2,7 +2,7 @@
 
 use super::Vfs;
 use crate::access::{self, Caller};
-use crate::engine::{Access, Attributes, Created, Engine, Handle, New, NewType};
+use crate::engine::{Access, Attributes, Created, Engine, Handle, New, NewType, NewUnnamed};
 use crate::error::Error;
 use crate::file::File;
 use crate::path::{Last, Outcome, Place, Restriction, Scope, Stop, Walker};
@@ -35,7 +35,7 @@ impl<E: Engine> Vfs<E> {
     /// `openat`. The flags are Linux's; `O_DIRECT` is a hint without effect.
     ///
     /// # Errors
-    /// Those of paths, and of [`Engine::open`] and [`Engine::create`]; `NotSupported` for `O_TMPFILE`;
+    /// Those of paths, and of [`Engine::open`], [`Engine::create`] and, for `O_TMPFILE`, [`Engine::create_unnamed`];
     /// [`Stop::Special`] for a file that the kernel must open.
     pub fn open(&self, place: Place<'_>, flags: c_int, mode: u32) -> Outcome<File> {
         self.open_within(place, flags, mode, Restriction::default())
@@ -71,6 +71,13 @@ impl<E: Engine> Vfs<E> {
                 return self.open_or_create(walker, &caller, place.path, &how, mode);
             }
             let attributes = walker.walk_to_end(place.path, !how.has(libc::O_NOFOLLOW))?;
+            if how.has(TMPFILE) {
+                let mode = mode & 0o7777 & !self.process(|process| process.umask);
+                let linkable = !how.has(libc::O_EXCL);
+                let new = NewUnnamed { access: how.access, mode, linkable };
+                let (attributes, handle) = self.engine.create_unnamed(&caller, attributes.inode, &new)?;
+                return Ok(file(&attributes, Some(handle), &how));
+            }
             self.open_node(walker, &caller, &attributes, &how)
         })
     }
@@ -150,9 +157,6 @@ impl<E: Engine> Vfs<E> {
         if how.has(libc::O_DIRECTORY) && attributes.file_type != FileType::Directory {
             return Err(Error::NotDirectory.into());
         }
-        if how.has(TMPFILE) {
-            return Err(Error::NotSupported.into());
-        }
         if how.has(libc::O_PATH) {
             self.keep(walker, attributes.inode)?;
             return Ok(file(attributes, None, how));
@@ -163,7 +167,7 @@ impl<E: Engine> Vfs<E> {
         }
         let opened = self.engine.open(caller, attributes.inode, how.access, how.truncate);
         let (handle, attributes) = match opened {
-            Err(Error::NoDevice) if attributes.file_type != FileType::Socket => {
+            Err(Error::NoDevice) if attributes.file_type != FileType::Socket && !is_whiteout(attributes) => {
                 return Err(Stop::Special(attributes.file_type));
             }
             other => other?,
@@ -171,6 +175,11 @@ impl<E: Engine> Vfs<E> {
         self.keep(walker, attributes.inode)?;
         Ok(file(&attributes, Some(handle), how))
     }
+}
+
+/// A device that no kernel has a driver for.
+fn is_whiteout(attributes: &Attributes) -> bool {
+    attributes.file_type == FileType::CharacterDevice && attributes.rdev == 0
 }
 
 fn take_apart(flags: c_int) -> Result<OpenFlags, Error> {

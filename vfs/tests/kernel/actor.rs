@@ -78,6 +78,11 @@ impl Kernel {
         rustix::fs::statat(base, &*path.path, flags).ok().map(|stat| stat.st_uid)
     }
 
+    /// Owner of an open file.
+    pub fn owner_of(&self, slot: usize) -> Option<u32> {
+        rustix::fs::fstat(self.file(slot).ok()?).ok().map(|stat| stat.st_uid)
+    }
+
     /// Whether the kernel may refuse `O_CREAT` on what a path leads to, for its own sake (`fs.protected_regular`,
     /// `fs.protected_fifos`, and always for the other special files): it is another user's, in a sticky folder that
     /// others may write.
@@ -278,6 +283,11 @@ impl Kernel {
             Call::Link { from, to, follow } => {
                 let flags = if *follow { AtFlags::SYMLINK_FOLLOW } else { AtFlags::empty() };
                 rustix::fs::linkat(self.base(from)?, &*from.path, self.base(to)?, &*to.path, flags)?;
+            }
+            Call::LinkFile { slot, to } => {
+                let open = format!("/proc/self/fd/{}", self.file(*slot)?.as_raw_fd());
+                let follow = AtFlags::SYMLINK_FOLLOW;
+                rustix::fs::linkat(rustix::fs::CWD, &*open, self.base(to)?, &*to.path, follow)?;
             }
             Call::Symlink { target, path } => {
                 rustix::fs::symlinkat(&**target, self.base(path)?, &*path.path)?;

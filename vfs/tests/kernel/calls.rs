@@ -50,6 +50,7 @@ fn open_flags() -> impl Strategy<Value = c_int> {
         (libc::O_PATH, 0.08),
         (libc::O_NOATIME, 0.05),
         (libc::O_SYNC, 0.05),
+        (libc::O_TMPFILE, 0.15),
     ];
     let flags: Vec<_> = more
         .into_iter()
@@ -75,7 +76,8 @@ fn make() -> impl Strategy<Value = Call> {
         2 => (path(), mode(), select(types.to_vec())).prop_map(|(path, mode, kind)| Call::Mknod {
             path,
             mode: mode | kind,
-            device: if kind == libc::S_IFCHR { 0x103 } else { 0 },
+            // Device 0 is a whiteout.
+            device: if kind == libc::S_IFCHR && mode & 1 == 0 { 0x103 } else { 0 },
         }),
         2 => (select(vec!["a", "b", "c", "a/b", "l", "m", "../a", ".", "a/", "none", "/outside", ""]), path())
             .prop_map(|(target, path)| Call::Symlink { target: target.to_string(), path }),
@@ -89,10 +91,11 @@ fn make() -> impl Strategy<Value = Call> {
 }
 
 fn move_or_remove() -> impl Strategy<Value = Call> {
-    let flags = select(vec![0, 0, 0, 0, 1_u32, 2, 3]);
+    let flags = select(vec![0, 0, 0, 0, 1_u32, 2, 3, 4, 4, 5, 6]);
     prop_oneof![
         5 => (path(), path(), flags).prop_map(|(from, to, flags)| Call::Rename { from, to, flags }),
         2 => (path(), path(), any::<bool>()).prop_map(|(from, to, follow)| Call::Link { from, to, follow }),
+        2 => (slot(), path()).prop_map(|(slot, to)| Call::LinkFile { slot, to }),
         2 => path().prop_map(Call::Unlink),
         2 => path().prop_map(Call::Rmdir),
     ]

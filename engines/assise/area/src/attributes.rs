@@ -199,8 +199,9 @@ impl Batch<'_> {
             let end = extents.get(left).map_or(FILE_BLOCKS_MAX, |beyond| beyond.sub());
             let cut = self.cut(inode, 0..end, true)?;
             item.blocks = grow(item.blocks, -cut);
-            // Without the front of its contents the file must not be read any more.
+            // Without the front of its contents the file must not be read any more, nor get a name.
             item.size = U64::new(0);
+            item.parent = InodeNumber::NONE;
             self.root.data_blocks = grow(self.root.data_blocks, -cut);
             left = left.saturating_sub(extents.len());
         }

@@ -100,7 +100,7 @@ pub enum Applied {
     Done,
     /// Every inode that it names had seen it, or something later.
     Stale,
-    /// It took the last name of this inode, which waits to be reaped.
+    /// It took the last name of this inode, which waits to be reaped, or created it without one.
     Orphaned(InodeNumber),
     /// It took the last name of this inode, and removed it.
     Removed(InodeNumber),
@@ -281,8 +281,11 @@ impl Batch<'_> {
             Operation::Unlink { parent, cookie, name, directory } => {
                 self.unlink(inode, parent, (cookie, name), directory, applying)
             }
-            Operation::Rename { body, old_name, new_name, exchange } => {
-                self.rename(inode, &body, old_name, new_name, exchange, applying)
+            Operation::Rename { body, old_name, new_name, exchange, whiteout } => {
+                self.rename(inode, &body, (old_name, new_name), exchange, whiteout.as_ref(), applying)
+            }
+            Operation::CreateUnnamed { parent, body, linkable } => {
+                self.create_unnamed(inode, parent, &body, linkable, applying)
             }
             Operation::SetAttr { body } => self.set_attr(inode, &body, applying),
             Operation::SetXattr { name, value } => self.set_xattr(inode, name, value, applying),

@@ -417,6 +417,9 @@ mod tests {
             ("1 links, and an orphan", |batch| batch.put(Key::new(0, ItemKind::Orphan, 2), &[])),
             ("has no name and is not there", |batch| batch.put(Key::new(0, ItemKind::Orphan, 9), &[])),
             ("is not there", |batch| batch.remove(&Key::new(2, ItemKind::Inode, 0)).map(|_| ())),
+            ("it says it is in 1, and is no directory", |batch| {
+                put_item(batch, 2, |item| item.parent = InodeNumber::ROOT)
+            }),
             ("1 links and 0 names", |batch| put_item(batch, 3, |_| ())),
             ("it says 1 entries and has 2", |batch| {
                 let (key, value) = entry(2, b"other");

@@ -209,6 +209,9 @@ impl Facts {
                 if facts.entries > 0 {
                     find("entries in an inode that is no directory".to_owned());
                 }
+                if !orphan && item.parent != InodeNumber::NONE {
+                    find(format!("it says it is in {}, and is no directory", item.parent));
+                }
             }
         }
         let size = item.size.get();

@@ -1,4 +1,4 @@
-//! Records that change names: create, link, unlink, rename.
+//! Records that change names: create, link, unlink, rename; and those that create a file without one.
 //!
 //! Such a record touches a directory, or two, and what its entries stand for. Each of them has a stamp of its own
 //! and may have seen the record or something later, when a node catches up on a tree that was copied while it
@@ -9,10 +9,10 @@ use crate::Refused;
 use crate::batch::{Applied, Applying, Batch, Need};
 use crate::view::Entry;
 use format::node::{EntryItem, InodeItem, ItemKind, Key, VALUE_BYTES_MAX};
-use format::record::{CreateBody, FileType, RenameBody, SYMLINK_BYTES_MAX};
+use format::record::{CreateBody, FileType, RenameBody, SYMLINK_BYTES_MAX, WhiteoutBody};
 use format::{Cookie, InodeNumber, Name};
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// Names of one inode, at most: the largest number that a signed 32-bit counter shows.
 const LINKS_MAX: u32 = i32::MAX as u32;
@@ -141,16 +141,9 @@ impl Batch<'_> {
             return Err(Refused::Field("target").into());
         }
         let (mut parent_item, parent_new) = self.directory(parent, applying)?;
-        let existing = self.view().inode(inode)?;
-        let inode_new = existing.is_none_or(|item| applying.is_new_to(inode, &item));
+        let inode_new = self.is_new_inode(inode, applying)?;
         if !parent_new && !inode_new {
             return Ok(Applied::Stale);
-        }
-        if inode_new && existing.is_some() {
-            return Err(Refused::InodeInUse.into());
-        }
-        if inode == InodeNumber::NONE {
-            return Err(Refused::Field("inode").into());
         }
         if parent_new {
             self.check_free(parent, &parent_item, named)?;
@@ -163,27 +156,61 @@ impl Batch<'_> {
             self.put_entry(parent, named, inode, file_type)?;
         }
         if inode_new {
-            self.put_new_inode(inode, parent, (body, file_type), target, applying)?;
+            let directory = file_type == FileType::Directory;
+            let (links, above) = if directory { (2, parent) } else { (1, InodeNumber::NONE) };
+            self.put_new_inode(inode, (links, above), (body, file_type), target, applying)?;
         }
         Ok(Applied::Done)
+    }
+
+    /// Creates a file without a name; the log's owner has it open.
+    pub(crate) fn create_unnamed(
+        &mut self,
+        inode: InodeNumber,
+        parent: InodeNumber,
+        body: &CreateBody,
+        linkable: bool,
+        applying: &Applying<'_>,
+    ) -> Result<Applied, AreaError> {
+        if FileType::of_mode(body.mode.get()) != Some(FileType::Regular) {
+            return Err(Refused::Field("mode").into());
+        }
+        self.directory(parent, applying)?;
+        if !self.is_new_inode(inode, applying)? {
+            return Ok(Applied::Stale);
+        }
+        self.begin_change(2, 2, applying.need())?;
+        let above = if linkable { parent } else { InodeNumber::NONE };
+        self.put_new_inode(inode, (0, above), (body, FileType::Regular), &[], applying)?;
+        self.put(Key::new(0, ItemKind::Orphan, inode.get()), &[])?;
+        Ok(Applied::Orphaned(inode))
+    }
+
+    /// Whether a record that creates an inode has not been applied to it yet; refuses a number that is in use.
+    fn is_new_inode(&self, inode: InodeNumber, applying: &Applying<'_>) -> Result<bool, AreaError> {
+        match self.view().inode(inode)? {
+            Some(item) if applying.is_new_to(inode, &item) => Err(Refused::InodeInUse.into()),
+            Some(_) => Ok(false),
+            None if inode == InodeNumber::NONE => Err(Refused::Field("inode").into()),
+            None => Ok(true),
+        }
     }
 
     fn put_new_inode(
         &mut self,
         inode: InodeNumber,
-        parent: InodeNumber,
+        (links, parent): (u32, InodeNumber),
         (body, file_type): (&CreateBody, FileType),
         target: &[u8],
         applying: &Applying<'_>,
     ) -> Result<(), AreaError> {
         let time = I64::new(applying.time_ns);
-        let directory = file_type == FileType::Directory;
         let device = matches!(file_type, FileType::CharacterDevice | FileType::BlockDevice);
         let item = InodeItem {
             mode: body.mode,
             uid: body.uid,
             gid: body.gid,
-            links: U32::new(if directory { 2 } else { 1 }),
+            links: U32::new(links),
             size: U64::new(target.len() as u64),
             blocks: U64::new(0),
             atime_ns: time,
@@ -192,7 +219,7 @@ impl Batch<'_> {
             btime_ns: time,
             rdev: if device { body.rdev } else { U64::new(0) },
             stamp: applying.stamp(inode),
-            parent: if directory { parent } else { InodeNumber::NONE },
+            parent,
         };
         self.put_inode(inode, &item)?;
         for (piece, bytes) in target.chunks(VALUE_BYTES_MAX).enumerate() {
@@ -220,18 +247,23 @@ impl Batch<'_> {
         if parent_new {
             self.check_free(parent, &parent_item, named)?;
         }
-        if item.links.get() == 0 {
-            // An inode that has lost its last name may be half reaped: it never comes back.
+        let unnamed = item.links.get() == 0;
+        if unnamed && item.parent == InodeNumber::NONE {
+            // What has lost its last name may be half reaped: it never comes back.
             return Err(Refused::NoEntry.into());
         }
         relink(&mut item, 1)?;
-        self.begin_change(4, 1, applying.need())?;
+        self.begin_change(5, 1, applying.need())?;
         if parent_new {
             parent_item.size = add(parent_item.size, 1);
             self.put_directory(parent, parent_item, applying)?;
             self.put_entry(parent, named, inode, type_of(&item))?;
         }
         if inode_new {
+            if unnamed {
+                self.remove(&Key::new(0, ItemKind::Orphan, inode.get()))?;
+                item.parent = InodeNumber::NONE;
+            }
             item.ctime_ns = I64::new(applying.time_after(&item));
             item.stamp = applying.stamp(inode);
             self.put_inode(inode, &item)?;
@@ -317,9 +349,9 @@ impl Batch<'_> {
         &mut self,
         inode: InodeNumber,
         body: &RenameBody,
-        old_name: Name<'_>,
-        new_name: Name<'_>,
+        (old_name, new_name): (Name<'_>, Name<'_>),
         exchange: bool,
+        whiteout: Option<&WhiteoutBody>,
         applying: &Applying<'_>,
     ) -> Result<Applied, AreaError> {
         let old =
@@ -336,7 +368,11 @@ impl Batch<'_> {
             }
         };
         let replaced_new = replaced.as_ref().is_some_and(|replaced| replaced.is_new);
-        if !(old.is_new || new.is_new || moved.is_new || replaced_new) {
+        let whiteout_new = match whiteout {
+            Some(whiteout) => self.is_new_inode(whiteout.inode, applying)?,
+            None => false,
+        };
+        if !(old.is_new || new.is_new || moved.is_new || replaced_new || whiteout_new) {
             return Ok(Applied::Stale);
         }
         self.check_rename(&old, &new, &moved, replaced.as_ref(), exchange)?;
@@ -344,9 +380,10 @@ impl Batch<'_> {
             // Two names of one inode: POSIX leaves both.
             return Ok(Applied::Done);
         }
+        let whiteout = whiteout.map(|body| NewWhiteout { body, is_new: whiteout_new });
         match replaced {
             Some(replaced) if exchange => self.exchange(old, new, moved, replaced, applying),
-            replaced => self.move_name(old, new, moved, replaced, applying),
+            replaced => self.move_name(old, new, moved, (replaced, whiteout), applying),
         }
     }
 
@@ -394,22 +431,31 @@ impl Batch<'_> {
         mut old: Side<'_>,
         mut new: Side<'_>,
         mut moved: Moved,
-        replaced: Option<Moved>,
+        (replaced, whiteout): (Option<Moved>, Option<NewWhiteout<'_>>),
         applying: &Applying<'_>,
     ) -> Result<Applied, AreaError> {
         let directory = i32::from(is_directory(&moved.item));
         let replaced_directory = i32::from(replaced.as_ref().is_some_and(|found| is_directory(&found.item)));
         let grown = i64::from(replaced.is_none());
         relink(&mut old.item, -directory)?;
-        old.item.size = add(old.item.size, -1);
+        // The whiteout takes the place of the name that goes.
+        old.item.size = add(old.item.size, if whiteout.is_some() { 0 } else { -1 });
         let same = old.parent == new.parent;
         let target = if same { &mut old.item } else { &mut new.item };
         relink(target, directory - replaced_directory)?;
         target.size = add(target.size, grown);
         // A move may not need more room than there is in the reserve: it frees a name.
-        self.begin_change(9, 3, Need::Promised)?;
+        self.begin_change(10, 4, Need::Promised)?;
+        if let Some(whiteout) = whiteout.as_ref().filter(|whiteout| whiteout.is_new) {
+            self.put_whiteout(whiteout.body, applying)?;
+        }
         if old.is_new {
-            self.remove_entry(old.parent, old.named.0)?;
+            match &whiteout {
+                Some(whiteout) => {
+                    self.put_entry(old.parent, old.named, whiteout.body.inode, FileType::CharacterDevice)?;
+                }
+                None => self.remove_entry(old.parent, old.named.0)?,
+            }
             self.put_directory(old.parent, old.item, applying)?;
         }
         if new.is_new {
@@ -455,6 +501,17 @@ impl Batch<'_> {
         Ok(Applied::Done)
     }
 
+    fn put_whiteout(&mut self, whiteout: &WhiteoutBody, applying: &Applying<'_>) -> Result<(), AreaError> {
+        let file_type = FileType::CharacterDevice;
+        let body = CreateBody {
+            mode: U32::new(file_type.mode_bits()),
+            uid: whiteout.uid,
+            gid: whiteout.gid,
+            ..CreateBody::new_zeroed()
+        };
+        self.put_new_inode(whiteout.inode, (1, InodeNumber::NONE), (&body, file_type), &[], applying)
+    }
+
     /// Stores an inode that has another name now.
     fn put_moved(
         &mut self,
@@ -493,6 +550,13 @@ impl<'a> Side<'a> {
         let (item, is_new) = batch.directory(parent, applying)?;
         Ok(Self { parent, named, item, is_new })
     }
+}
+
+/// The device that a rename leaves under the old name.
+struct NewWhiteout<'a> {
+    body: &'a WhiteoutBody,
+    /// It is not in the tree yet.
+    is_new: bool,
 }
 
 /// One of the inodes that a rename gives another name.

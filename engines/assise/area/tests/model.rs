@@ -52,6 +52,12 @@ fn draw(draws: &mut Draws, state: &AreaState, next_inode: &mut u64) -> Step {
             let file = if files.is_empty() || draws.chance(3) { any } else { *draws.of(&files) };
             draw_contents(draws, file)
         }
+        6 if draws.chance(40) => {
+            let inode = if draws.chance(97) { *next_inode } else { any };
+            *next_inode += 1;
+            let parent = if draws.chance(95) { *draws.of(&directories) } else { any };
+            step(inode, Op::CreateUnnamed { parent, linkable: draws.chance(70) })
+        }
         6..=9 => {
             let parent = if draws.chance(95) { *draws.of(&directories) } else { any };
             let types = [
@@ -73,7 +79,10 @@ fn draw(draws: &mut Draws, state: &AreaState, next_inode: &mut u64) -> Step {
             step(inode, Op::Create { at, file_type, target })
         }
         10 => step(
-            any,
+            match state.iter().find(|(_, inode)| inode.orphan && inode.parent != 0) {
+                Some((unnamed, _)) if draws.chance(50) => *unnamed,
+                _ => any,
+            },
             Op::Link {
                 at: {
                     let parent = *draws.of(&directories);
@@ -96,7 +105,14 @@ fn draw(draws: &mut Draws, state: &AreaState, next_inode: &mut u64) -> Step {
                 (draw_place(draws, parent), 0)
             };
             let keep_open = draws.chance(10);
-            step(inode, Op::Rename { old, new, replaced, exchange: draws.chance(30), keep_open })
+            let exchange = draws.chance(30);
+            let whiteout = match !exchange && draws.chance(30) {
+                true if draws.chance(95) => *next_inode,
+                true => any,
+                false => 0,
+            };
+            *next_inode += u64::from(whiteout != 0);
+            step(inode, Op::Rename { old, new, replaced, exchange, keep_open, whiteout })
         }
         17 => step(
             any,

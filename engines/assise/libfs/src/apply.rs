@@ -37,7 +37,7 @@ pub(crate) fn attributes(inode: InodeNumber, item: &InodeItem) -> Attributes {
         mtime_ns: item.mtime_ns.get(),
         ctime_ns: item.ctime_ns.get(),
         btime_ns: item.btime_ns.get(),
-        parent: if is_directory(item) { item.parent } else { InodeNumber::NONE },
+        parent: item.parent,
     }
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn xattr(item: &mut InodeItem, time_ns: i64) {
     changed(item, time_ns);
 }
 
-/// The item of a new inode.
+/// The item of a new inode that has a name in a directory.
 pub(crate) fn created(
     body: &CreateBody,
     parent: InodeNumber,
@@ -127,19 +127,32 @@ pub(crate) fn created(
     time_ns: i64,
 ) -> InodeItem {
     let directory = FileType::of_mode(body.mode.get()) == Some(FileType::Directory);
+    let (links, parent) = if directory { (2, parent) } else { (1, InodeNumber::NONE) };
+    let size = U64::new(target_bytes as u64);
+    InodeItem { links: U32::new(links), size, parent, ..new_item(body, time_ns) }
+}
+
+/// The item of a new file without a name. A link may give it one if `linkable`.
+pub(crate) fn created_unnamed(
+    body: &CreateBody,
+    parent: InodeNumber,
+    linkable: bool,
+    time_ns: i64,
+) -> InodeItem {
+    InodeItem { parent: if linkable { parent } else { InodeNumber::NONE }, ..new_item(body, time_ns) }
+}
+
+fn new_item(body: &CreateBody, time_ns: i64) -> InodeItem {
     let time = I64::new(time_ns);
     InodeItem {
         mode: body.mode,
         uid: body.uid,
         gid: body.gid,
-        links: U32::new(if directory { 2 } else { 1 }),
-        size: U64::new(target_bytes as u64),
         atime_ns: time,
         mtime_ns: time,
         ctime_ns: time,
         btime_ns: time,
         rdev: body.rdev,
-        parent: if directory { parent } else { InodeNumber::NONE },
         ..InodeItem::default()
     }
 }
@@ -165,8 +178,9 @@ pub(crate) fn entry_exchanged(directory: &mut InodeItem, was: bool, is: bool, ti
     contents_changed(directory, time_ns);
 }
 
-/// Applies another name to an inode.
+/// Applies another name, or the first one, to an inode that is no directory.
 pub(crate) fn linked(item: &mut InodeItem, time_ns: i64) {
+    item.parent = InodeNumber::NONE;
     item.links = U32::new(item.links.get() + 1);
     changed(item, time_ns);
 }

@@ -17,8 +17,8 @@ use std::task::Waker;
 use vfs::access;
 use vfs::engine::{
     Access, Allocate, At, Attributes, Changes, Created, Engine, Entry, Extent, Handle, Lock, LockFamily,
-    LockOwner, Locked, New, Removal, RenameMode, SetXattr, Space, Step as WalkStep, Sync, Target, Ticket,
-    Written,
+    LockOwner, Locked, New, NewUnnamed, Removal, RenameMode, SetXattr, Space, Step as WalkStep, Sync, Target,
+    Ticket, Written,
 };
 use vfs::{CacheLeases, Caller, Error, engine::Result};
 use zerocopy::IntoBytes;
@@ -149,6 +149,15 @@ impl Engine for LibFs {
 
     fn create(&self, caller: &Caller, parent: InodeNumber, name: Name<'_>, new: &New<'_>) -> Result<Created> {
         self.run(|state| state.create(caller, parent, name, new))
+    }
+
+    fn create_unnamed(
+        &self,
+        caller: &Caller,
+        parent: InodeNumber,
+        new: &NewUnnamed,
+    ) -> Result<(Attributes, Handle)> {
+        self.run(|state| state.create_unnamed(caller, parent, new))
     }
 
     fn link(

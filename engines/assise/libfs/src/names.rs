@@ -1,5 +1,5 @@
-//! The name space: creating, linking, removing, renaming. Each is one record (Assise §3.2.1), made under write leases
-//! on every inode that it changes.
+//! The name space: creating with and without a name, linking, removing, renaming. Each is one record (Assise §3.2.1), made
+//! under write leases on every inode that it changes.
 
 use crate::apply;
 use crate::directory::Target;
@@ -7,13 +7,16 @@ use crate::need::{Need, Step};
 use crate::nodes::{Body, NodeIndex};
 use crate::records;
 use crate::state::State;
+use crate::words::Held;
 use format::call::RENAME_UNIT;
 use format::call::{LEASE_READ, LEASE_WRITE};
-use format::record::{CreateBody, FileType, ROOM_OF_TREE, RenameBody, room_of_value};
+use format::record::{
+    CreateBody, FileType, ROOM_OF_RENAME_WITH_WHITEOUT, ROOM_OF_TREE, RenameBody, WhiteoutBody, room_of_value,
+};
 use format::{Cookie, InodeNumber, Name, Sequence};
 use pmem::Source;
 use vfs::access;
-use vfs::engine::{Attributes, Created, New, NewType, Removal, RenameMode};
+use vfs::engine::{Attributes, Created, Handle, New, NewType, NewUnnamed, Removal, RenameMode};
 use vfs::{Caller, Error};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -53,7 +56,7 @@ impl State {
         let cookie = self.free_cookie(directory, name)?;
         let (inode, lease) = self.draw_inode()?;
         let target: &[u8] = if let NewType::Symlink(target) = new.kind { target } else { &[] };
-        let body = create_body(caller, &above, name, new, target);
+        let body = create_body(caller, &above, (&new.kind, new.mode), name.bytes(), target);
         let time_ns = self.time(&[directory]);
         let header = records::create(inode, (parent, cookie), &body, time_ns);
         let payload = [Source::from(body.as_bytes()), Source::from(name.bytes()), Source::from(target)];
@@ -67,18 +70,55 @@ impl State {
         })?;
         self.use_inode();
         let (sequence, index) = (made.sequence, index.expect("entered with the record"));
-        let node = self.nodes.get_mut(index);
-        node.item = apply::created(&body, parent, target.len(), time_ns);
-        node.lease = Some(lease);
-        node.created = sequence;
-        node.set_body(new.kind.file_type(), true);
-        node.bare = true;
-        if let Body::Symlink(known) = &mut node.body {
+        self.nodes.get_mut(index).item = apply::created(&body, parent, target.len(), time_ns);
+        self.entered(index, lease, new.kind.file_type(), sequence);
+        if let Body::Symlink(known) = &mut self.nodes.get_mut(index).body {
             *known = Some(target.into());
         }
-        self.mark(index, sequence);
         self.entry_added(directory, (cookie, name), index, sequence, time_ns);
         Ok(Created::New(self.pin(index), handle))
+    }
+
+    pub(crate) fn create_unnamed(
+        &mut self,
+        caller: &Caller,
+        parent: InodeNumber,
+        new: &NewUnnamed,
+    ) -> Step<(Attributes, Handle)> {
+        self.acts_as(caller)?;
+        let directory = self.searched(caller, parent)?;
+        let above = self.attributes(directory);
+        access::check(caller, &above, access::WRITE)?;
+        // The digest judges the record by the directory as it is under this lease.
+        self.hold(directory, LEASE_WRITE)?;
+        self.check_files()?;
+        let (inode, lease) = self.draw_inode()?;
+        let body = create_body(caller, &above, (&NewType::Regular(None), new.mode), &[], &[]);
+        let time_ns = self.time(&[directory]);
+        let header = records::create_unnamed(inode, parent, new.linkable, time_ns);
+        let mut opened = None;
+        let payload = [Source::from(body.as_bytes())];
+        let made = self.append_and(header, &payload, ROOM_OF_TREE, |state, _| {
+            let index = state.nodes.enter(inode);
+            opened = Some((index, state.add_file(index, new.access)));
+        })?;
+        self.use_inode();
+        let (index, handle) = opened.expect("opened with the record");
+        let node = self.nodes.get_mut(index);
+        node.item = apply::created_unnamed(&body, parent, new.linkable, time_ns);
+        (node.nameless, node.orphaned) = (true, true);
+        self.entered(index, lease, FileType::Regular, made.sequence);
+        Ok((self.pin(index), handle))
+    }
+
+    /// Completes the node of an inode that a record has just created; its item is set.
+    fn entered(&mut self, index: NodeIndex, lease: Held, file_type: FileType, sequence: Sequence) {
+        let node = self.nodes.get_mut(index);
+        node.lease = Some(lease);
+        node.created = sequence;
+        node.set_body(file_type, true);
+        node.bare = true;
+        self.mark(index, sequence);
     }
 
     pub(crate) fn link(
@@ -106,7 +146,9 @@ impl State {
         let time_ns = self.time(&[directory, index]);
         let header = records::link(inode, (parent, cookie), name.bytes().len(), time_ns);
         let sequence = self.append(header, &[Source::from(name.bytes())], ROOM_OF_TREE)?.sequence;
-        apply::linked(&mut self.nodes.get_mut(index).item, time_ns);
+        let node = self.nodes.get_mut(index);
+        apply::linked(&mut node.item, time_ns);
+        node.nameless = false;
         self.mark(index, sequence);
         self.entry_added(directory, (cookie, name), index, sequence, time_ns);
         Ok(self.pin(index))
@@ -168,7 +210,7 @@ impl State {
         };
         let target = self.lookup(to_directory, to_name, LEASE_WRITE)?;
         match (mode, target.is_some()) {
-            (RenameMode::NoReplace, true) => return Err(Error::Exists.into()),
+            (RenameMode::NoReplace { .. }, true) => return Err(Error::Exists.into()),
             (RenameMode::Exchange, false) => return Err(Error::NotFound.into()),
             _ => {}
         }
@@ -214,7 +256,14 @@ impl State {
         };
         let old = (from_directory, (old_cookie, from_name));
         let new = (to_directory, (new_cookie, to_name));
-        self.rename_record(old, new, moved, replaced, exchange)
+        if !mode.leaves_whiteout() {
+            return self.rename_record(old, new, (moved, replaced), exchange, None);
+        }
+        let (inode, lease) = self.draw_inode()?;
+        let kind = (&NewType::CharacterDevice(0), 0);
+        let device = create_body(caller, &self.attributes(from_directory), kind, &[], &[]);
+        let whiteout = WhiteoutBody { inode, uid: device.uid, gid: device.gid };
+        self.rename_record(old, new, (moved, replaced), false, Some((whiteout, &device, lease)))
     }
 
     /// The directories of a rename, and whether the caller may change both; if so, and if they are two, with write
@@ -269,9 +318,9 @@ impl State {
         &mut self,
         (from, old): (NodeIndex, (Cookie, Name<'_>)),
         (to, new): (NodeIndex, (Cookie, Name<'_>)),
-        moved: NodeIndex,
-        replaced: Option<NodeIndex>,
+        (moved, replaced): (NodeIndex, Option<NodeIndex>),
         exchange: bool,
+        whiteout: Option<(WhiteoutBody, &CreateBody, Held)>,
     ) -> Step<()> {
         let mut touched = vec![from, to, moved];
         touched.extend(replaced);
@@ -286,10 +335,13 @@ impl State {
             new_name_bytes: U16::new(new.1.bytes().len() as u16),
             reserved: U32::new(0),
         };
-        let keeps_open = !exchange && replaced.is_some_and(|index| self.nodes.get(index).in_use());
-        let header = records::rename(self.nodes.get(moved).inode, &body, (exchange, keeps_open), time_ns);
-        let payload = [body.as_bytes(), old.1.bytes(), new.1.bytes()].map(Source::from);
-        let sequence = self.append(header, &payload, ROOM_OF_TREE)?.sequence;
+        let replaced_open = !exchange && replaced.is_some_and(|index| self.nodes.get(index).in_use());
+        let how = records::RenameFlags { exchange, replaced_open, whiteout: whiteout.is_some() };
+        let header = records::rename(self.nodes.get(moved).inode, &body, how, time_ns);
+        let device = whiteout.as_ref().map_or(&[] as &[u8], |(body, ..)| body.as_bytes());
+        let payload = [body.as_bytes(), old.1.bytes(), new.1.bytes(), device].map(Source::from);
+        let room = if whiteout.is_some() { ROOM_OF_RENAME_WITH_WHITEOUT } else { ROOM_OF_TREE };
+        let sequence = self.append(header, &payload, room)?.sequence;
 
         let moves_directory = self.is_directory(moved);
         match replaced {
@@ -313,6 +365,14 @@ impl State {
                     self.lost_name(replaced, sequence, time_ns);
                 }
                 self.entry_removed(from, old, moves_directory, sequence, time_ns);
+                if let Some((whiteout, body, lease)) = whiteout {
+                    self.use_inode();
+                    let index = self.nodes.enter(whiteout.inode);
+                    let parent = self.nodes.get(from).inode;
+                    self.nodes.get_mut(index).item = apply::created(body, parent, 0, time_ns);
+                    self.entered(index, lease, FileType::CharacterDevice, sequence);
+                    self.entry_added(from, old, index, sequence, time_ns);
+                }
                 self.entry_added(to, new, moved, sequence, time_ns);
             }
         }
@@ -416,21 +476,21 @@ impl State {
 fn create_body(
     caller: &Caller,
     directory: &Attributes,
-    name: Name<'_>,
-    new: &New<'_>,
+    (kind, mode): (&NewType<'_>, u32),
+    name: &[u8],
     target: &[u8],
 ) -> CreateBody {
-    let file_type = new.kind.file_type();
-    let (gid, mode) = access::inherit(caller, directory, file_type, new.mode);
-    let rdev = match new.kind {
-        NewType::CharacterDevice(device) | NewType::BlockDevice(device) => device,
+    let file_type = kind.file_type();
+    let (gid, mode) = access::inherit(caller, directory, file_type, mode);
+    let rdev = match kind {
+        NewType::CharacterDevice(device) | NewType::BlockDevice(device) => *device,
         _ => 0,
     };
     CreateBody {
         mode: U32::new(file_type.mode_bits() | mode),
         uid: U32::new(caller.uid),
         gid: U32::new(gid),
-        name_bytes: U16::new(name.bytes().len() as u16),
+        name_bytes: U16::new(name.len() as u16),
         target_bytes: U16::new(target.len() as u16),
         rdev: U64::new(rdev),
     }

@@ -3,7 +3,8 @@
 
 use format::record::{
     ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, CreateBody, Kind, RENAME_EXCHANGE, RENAME_REPLACED_OPEN,
-    RecordHeader, RenameBody, SetAttrBody, UNLINK_DIRECTORY, UNLINK_OPEN,
+    RENAME_WHITEOUT, RecordHeader, RenameBody, SetAttrBody, UNLINK_DIRECTORY, UNLINK_OPEN, UNNAMED_LINKABLE,
+    WhiteoutBody,
 };
 use format::{Cookie, Envelope, HEADER_BYTES, InodeNumber};
 use zerocopy::little_endian::{I64, U64};
@@ -85,6 +86,17 @@ pub(crate) fn create(
         .header()
 }
 
+/// Payload: the body.
+pub(crate) fn create_unnamed(
+    inode: InodeNumber,
+    parent: InodeNumber,
+    linkable: bool,
+    time_ns: i64,
+) -> Header {
+    let (flags, payload_bytes) = (if linkable { UNNAMED_LINKABLE } else { 0 }, size_of::<CreateBody>());
+    Fields { parent, flags, payload_bytes, ..Fields::new(Kind::CreateUnnamed, inode, time_ns) }.header()
+}
+
 /// Payload: the name.
 pub(crate) fn link(
     inode: InodeNumber,
@@ -109,17 +121,24 @@ pub(crate) fn unlink(
     Fields { parent, extra: cookie.get(), payload_bytes: name_bytes, flags, ..fields }.header()
 }
 
-/// Payload: the body, old name, new name.
-pub(crate) fn rename(
-    inode: InodeNumber,
-    body: &RenameBody,
-    (exchange, replaced_open): (bool, bool),
-    time_ns: i64,
-) -> Header {
-    let flags =
-        if exchange { RENAME_EXCHANGE } else { 0 } | if replaced_open { RENAME_REPLACED_OPEN } else { 0 };
+/// Flags of a rename.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct RenameFlags {
+    pub exchange: bool,
+    /// The replaced inode is open.
+    pub replaced_open: bool,
+    pub whiteout: bool,
+}
+
+/// Payload: the body, old name, new name, and with a whiteout its body.
+pub(crate) fn rename(inode: InodeNumber, body: &RenameBody, how: RenameFlags, time_ns: i64) -> Header {
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let flags = flag(how.exchange, RENAME_EXCHANGE)
+        | flag(how.replaced_open, RENAME_REPLACED_OPEN)
+        | flag(how.whiteout, RENAME_WHITEOUT);
     let names = usize::from(body.old_name_bytes.get()) + usize::from(body.new_name_bytes.get());
-    let payload_bytes = size_of::<RenameBody>() + names;
+    let whiteout_bytes = if how.whiteout { size_of::<WhiteoutBody>() } else { 0 };
+    let payload_bytes = size_of::<RenameBody>() + names + whiteout_bytes;
     Fields { payload_bytes, flags, ..Fields::new(Kind::Rename, inode, time_ns) }.header()
 }
 
@@ -157,7 +176,7 @@ mod tests {
     fn what_is_encoded_is_decoded() {
         let (inode, parent, cookie) = (InodeNumber::new(7), InodeNumber::new(8), Cookie::START);
         let name = Name::new(b"name").unwrap();
-        let mut frames: [Vec<u8>; 11] = Default::default();
+        let mut frames: [Vec<u8>; 13] = Default::default();
         let mut next = frames.iter_mut();
         let mut decode = |header, payload: &[&[u8]]| {
             let record = decoded(next.next().unwrap(), header, payload);
@@ -182,6 +201,14 @@ mod tests {
         let created = Operation::Create { parent, cookie, name, body, target: b"target" };
         let header = create(inode, (parent, cookie), &body, 99);
         assert_eq!(decode(header, &[body.as_bytes(), b"name", b"target"]), created);
+        let body = CreateBody {
+            mode: U32::new(0o100_600),
+            name_bytes: U16::new(0),
+            target_bytes: U16::new(0),
+            ..body
+        };
+        let unnamed = Operation::CreateUnnamed { parent, body, linkable: true };
+        assert_eq!(decode(create_unnamed(inode, parent, true, 99), &[body.as_bytes()]), unnamed);
         let header = link(inode, (parent, cookie), 4, 99);
         assert_eq!(decode(header, &[b"name"]), Operation::Link { parent, cookie, name });
         let header = unlink(inode, (parent, cookie), 4, (true, true), 99);
@@ -198,9 +225,15 @@ mod tests {
             reserved: U32::new(0),
         };
         let old_name = Name::new(b"o").unwrap();
-        let renamed = Operation::Rename { body, old_name, new_name: name, exchange: true };
-        let header = rename(inode, &body, (true, false), 99);
+        let renamed = Operation::Rename { body, old_name, new_name: name, exchange: true, whiteout: None };
+        let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
+        let header = rename(inode, &body, exchange, 99);
         assert_eq!(decode(header, &[body.as_bytes(), b"o", b"name"]), renamed);
+        let device = WhiteoutBody { inode: parent, uid: U32::new(1), gid: U32::new(2) };
+        let whiteout = Some(device);
+        let renamed = Operation::Rename { body, old_name, new_name: name, exchange: false, whiteout };
+        let header = rename(inode, &body, RenameFlags { whiteout: true, ..RenameFlags::default() }, 99);
+        assert_eq!(decode(header, &[body.as_bytes(), b"o", b"name", device.as_bytes()]), renamed);
         let body = SetAttrBody {
             mask: U32::new(1),
             mode: U32::new(0o644),

@@ -165,8 +165,8 @@ impl State {
         })
     }
 
-    /// Handles inodes that lost their last name: each session that has one open gets a reference to it, with the rights
-    /// of its user; an inode that is not open is removed.
+    /// Inodes that lost their last name, or never had one: each session that has one open refers to it from now on, with the
+    /// rights that its user has. Inodes that no session has open are removed.
     fn note_orphans(
         &mut self,
         core: &Core,
@@ -175,6 +175,10 @@ impl State {
     ) -> Result<(), Error> {
         for (inode, kept) in orphans {
             let Some(item) = self.copy.tree.inode(*inode)? else { continue };
+            // A later record of the batch gave it a name.
+            if item.links.get() > 0 {
+                continue;
+            }
             let by_table = self.sessions.iter().filter(|(holder, session)| {
                 (*kept && **holder == id) || (session.knows(*inode) && session.shared.client.is_open(*inode))
             });

@@ -2,8 +2,9 @@
 //! model.
 
 use super::{
-    At, COLLIDING, Op, Step, allocate, at, create, directory, exchange, file, link, punch, rename, rmdir,
-    set_attr, set_xattr, step, symlink, truncate, unlink, write, write_apart,
+    At, COLLIDING, Op, Step, allocate, at, create, directory, exchange, file, link, punch, rename,
+    rename_with_whiteout, rmdir, set_attr, set_xattr, step, symlink, truncate, unlink, unnamed, write,
+    write_apart,
 };
 use format::record::{FileType, SET_ALL, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID};
 
@@ -187,6 +188,20 @@ fn creations() -> Vec<Case> {
                 rename(40, at(20, "new.tmp"), at(20, "g"), 22),
             ]
         }),
+        case("unnamed: a file, written", vec![unnamed(40, 20, true), write(40, 0, 7, 9000)]),
+        case("unnamed: never to be linked", vec![unnamed(40, 20, false)]),
+        case("unnamed: created and linked", {
+            vec![unnamed(40, 20, true), write(40, 0, 7, 5000), link(40, 1, "named")]
+        }),
+        after("unnamed: linked later", vec![unnamed(40, 20, true), write(40, 0, 7, 100)], {
+            vec![link(40, 20, "named")]
+        }),
+        after("unnamed: linked, and removed again", vec![unnamed(40, 20, true)], {
+            vec![link(40, 20, "named"), unlink(40, 20, "named")]
+        }),
+        after("unnamed: reaped", vec![unnamed(40, 20, true), write(40, 0, 7, 9000)], {
+            vec![step(40, Op::Reap { items_max: 1 })]
+        }),
         case("link: a second name", vec![link(10, 20, "again")]),
         case("link: a link", vec![link(12, 20, "again")]),
     ]
@@ -226,13 +241,20 @@ fn renames() -> Vec<Case> {
             "rename: onto an open file",
             vec![{
                 let (old, new) = (at(1, "f"), at(20, "g"));
-                step(10, Op::Rename { old, new, replaced: 22, exchange: false, keep_open: true })
+                step(10, Op::Rename { old, new, replaced: 22, exchange: false, keep_open: true, whiteout: 0 })
             }],
         ),
         case("rename: a directory to another one", vec![rename(21, at(20, "e"), at(1, "moved"), 0)]),
         case("rename: a directory onto an empty one", vec![rename(20, at(1, "d"), at(1, "empty"), 30)]),
         case("rename: onto a name of itself", vec![rename(11, at(1, "h"), at(1, "h2"), 11)]),
         case("rename: onto its own name", vec![rename(11, at(1, "h"), at(1, "h"), 11)]),
+        case("whiteout: a rename leaves one", {
+            vec![rename_with_whiteout(10, at(1, "f"), at(1, "new"), 0, 40)]
+        }),
+        case("whiteout: in another directory, onto a file", {
+            vec![rename_with_whiteout(10, at(1, "f"), at(20, "g"), 22, 40)]
+        }),
+        case("whiteout: of a directory", vec![rename_with_whiteout(21, at(20, "e"), at(1, "moved"), 0, 40)]),
         case("exchange: two files", vec![exchange(10, at(1, "f"), at(20, "g"), 22)]),
         case("exchange: a file and a directory", vec![exchange(10, at(1, "f"), at(20, "e"), 21)]),
         case("exchange: two directories", vec![exchange(21, at(20, "e"), at(1, "empty"), 30)]),

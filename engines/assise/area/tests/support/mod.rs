@@ -6,7 +6,7 @@ pub mod cases;
 pub mod model;
 
 use area::{Applied, Applying, Area, AreaError, Batch, LedgerPlace, Limits, NewPool};
-use format::record::{CreateBody, FileType, Operation, RenameBody, SET_ALL, SetAttrBody};
+use format::record::{CreateBody, FileType, Operation, RenameBody, SET_ALL, SetAttrBody, WhiteoutBody};
 use format::{Cookie, InodeNumber, LeaseVersion, Life, LogUid, Name, PoolUid, Sequence};
 use pmem::Medium;
 use std::collections::BTreeMap;
@@ -65,6 +65,11 @@ pub enum Op {
         file_type: FileType,
         target: Vec<u8>,
     },
+    /// A file without a name; `parent` is the directory that gives rights and group.
+    CreateUnnamed {
+        parent: u64,
+        linkable: bool,
+    },
     Link {
         at: At,
     },
@@ -79,6 +84,8 @@ pub enum Op {
         replaced: u64,
         exchange: bool,
         keep_open: bool,
+        /// The inode that takes the old name, or 0.
+        whiteout: u64,
     },
     SetAttr {
         mask: u32,
@@ -184,11 +191,19 @@ pub fn rmdir(inode: u64, parent: u64, name: impl AsRef<[u8]>) -> Step {
 }
 
 pub fn rename(inode: u64, old: At, new: At, replaced: u64) -> Step {
-    step(inode, Op::Rename { old, new, replaced, exchange: false, keep_open: false })
+    step(inode, Op::Rename { old, new, replaced, exchange: false, keep_open: false, whiteout: 0 })
+}
+
+pub fn rename_with_whiteout(inode: u64, old: At, new: At, replaced: u64, whiteout: u64) -> Step {
+    step(inode, Op::Rename { old, new, replaced, exchange: false, keep_open: false, whiteout })
+}
+
+pub fn unnamed(inode: u64, parent: u64, linkable: bool) -> Step {
+    step(inode, Op::CreateUnnamed { parent, linkable })
 }
 
 pub fn exchange(inode: u64, old: At, new: At, replaced: u64) -> Step {
-    step(inode, Op::Rename { old, new, replaced, exchange: true, keep_open: false })
+    step(inode, Op::Rename { old, new, replaced, exchange: true, keep_open: false, whiteout: 0 })
 }
 
 pub fn set_attr(inode: u64, mask: u32) -> Step {
@@ -218,6 +233,11 @@ impl Step {
                 let (parent, cookie, name) = (InodeNumber::new(at.parent), at.cookie(), at.name());
                 take(&Operation::Create { parent, cookie, name, body, target })
             }
+            Op::CreateUnnamed { parent, linkable } => take(&Operation::CreateUnnamed {
+                parent: InodeNumber::new(*parent),
+                body: create_body(FileType::Regular),
+                linkable: *linkable,
+            }),
             Op::Link { at } => take(&Operation::Link {
                 parent: InodeNumber::new(at.parent),
                 cookie: at.cookie(),
@@ -229,7 +249,7 @@ impl Step {
                 name: at.name(),
                 directory: *directory,
             }),
-            Op::Rename { old, new, replaced, exchange, .. } => take(&Operation::Rename {
+            Op::Rename { old, new, replaced, exchange, whiteout, .. } => take(&Operation::Rename {
                 body: RenameBody {
                     old_parent: InodeNumber::new(old.parent),
                     new_parent: InodeNumber::new(new.parent),
@@ -243,6 +263,7 @@ impl Step {
                 old_name: old.name(),
                 new_name: new.name(),
                 exchange: *exchange,
+                whiteout: (*whiteout != 0).then(|| whiteout_body(InodeNumber::new(*whiteout))),
             }),
             Op::SetAttr { mask, mode, uid, gid, atime_ns, mtime_ns } => take(&Operation::SetAttr {
                 body: SetAttrBody {
@@ -261,7 +282,12 @@ impl Step {
     }
 
     fn keep_open(&self) -> bool {
-        matches!(self.op, Op::Unlink { keep_open: true, .. } | Op::Rename { keep_open: true, .. })
+        matches!(
+            self.op,
+            Op::CreateUnnamed { .. }
+                | Op::Unlink { keep_open: true, .. }
+                | Op::Rename { keep_open: true, .. }
+        )
     }
 
     /// Applies it as record `sequence` of log 7.
@@ -311,6 +337,11 @@ fn create_body(file_type: FileType) -> CreateBody {
         target_bytes: U16::new(0),
         rdev: U64::new(0x0103),
     }
+}
+
+/// What a rename leaves under the old name.
+pub fn whiteout_body(inode: InodeNumber) -> WhiteoutBody {
+    WhiteoutBody { inode, uid: U32::new(ALICE), gid: U32::new(100) }
 }
 
 /// Limits that are reached in a test: segments of 24 blocks.

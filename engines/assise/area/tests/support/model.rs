@@ -113,6 +113,13 @@ fn lose_name(state: &mut AreaState, inode: u64, keep_open: bool, time_ns: i64) {
     }
 }
 
+/// A new inode.
+fn created(mode: u32, time_ns: i64) -> Inode {
+    let (uid, gid) = (ALICE, 100);
+    let (atime_ns, mtime_ns, ctime_ns, btime_ns) = (time_ns, time_ns, time_ns, time_ns);
+    Inode { mode, uid, gid, atime_ns, mtime_ns, ctime_ns, btime_ns, ..Inode::default() }
+}
+
 /// Applies a step as record `sequence`.
 pub fn apply(state: &mut AreaState, step: &Step, sequence: u64) -> Outcome {
     let (inode, time_ns) = (step.inode, time_of(sequence));
@@ -124,30 +131,31 @@ pub fn apply(state: &mut AreaState, step: &Step, sequence: u64) -> Outcome {
             let directory = *file_type == FileType::Directory;
             let device = matches!(file_type, FileType::CharacterDevice | FileType::BlockDevice);
             let new = Inode {
-                mode: mode_of(*file_type),
-                uid: ALICE,
-                gid: 100,
                 links: if directory { 2 } else { 1 },
                 size: target.len() as u64,
-                atime_ns: time_ns,
-                mtime_ns: time_ns,
-                ctime_ns: time_ns,
-                btime_ns: time_ns,
                 rdev: if device { 0x0103 } else { 0 },
                 target: target.clone(),
-                ..Inode::default()
+                ..created(mode_of(*file_type), time_ns)
             };
             state.insert(inode, new);
             add_entry(state, at, inode, time_ns);
             Ok(())
         }
+        Op::CreateUnnamed { parent, linkable } => {
+            need(is(get(state, *parent)?, FileType::Directory) && !state.contains_key(&inode))?;
+            let parent = if *linkable { *parent } else { 0 };
+            let new = Inode { orphan: true, parent, ..created(mode_of(FileType::Regular), time_ns) };
+            state.insert(inode, new);
+            Ok(())
+        }
         Op::Link { at } => {
             need_free(state, at)?;
             let found = get(state, inode)?;
-            need(!is(found, FileType::Directory) && found.links > 0)?;
+            need(!is(found, FileType::Directory) && (found.links > 0 || found.parent != 0))?;
             add_entry(state, at, inode, time_ns);
             let found = get_mut(state, inode);
             found.links += 1;
+            (found.orphan, found.parent) = (false, 0);
             found.ctime_ns = time_ns;
             Ok(())
         }
@@ -230,7 +238,9 @@ fn contents(state: &mut AreaState, step: &Step, time_ns: i64) -> Outcome {
 }
 
 fn rename(state: &mut AreaState, step: &Step, time_ns: i64) -> Outcome {
-    let Op::Rename { old, new, replaced, exchange, keep_open } = &step.op else { unreachable!("a rename") };
+    let Op::Rename { old, new, replaced, exchange, keep_open, whiteout } = &step.op else {
+        unreachable!("a rename")
+    };
     let inode = step.inode;
     need_entry(state, old, inode)?;
     need(is(get(state, new.parent)?, FileType::Directory))?;
@@ -249,6 +259,7 @@ fn rename(state: &mut AreaState, step: &Step, time_ns: i64) -> Outcome {
         let other = is(get(state, *replaced)?, FileType::Directory);
         need(!(other && is_below(state, *replaced, old.parent)))?;
     }
+    need(*whiteout == 0 || !exchange && !state.contains_key(whiteout))?;
     if *replaced == inode {
         return Ok(());
     }
@@ -257,6 +268,11 @@ fn rename(state: &mut AreaState, step: &Step, time_ns: i64) -> Outcome {
         get_mut(state, *replaced).ctime_ns = time_ns;
     } else {
         remove_entry(state, old, time_ns);
+    }
+    if *whiteout != 0 {
+        let mode = FileType::CharacterDevice.mode_bits();
+        state.insert(*whiteout, Inode { links: 1, ..created(mode, time_ns) });
+        add_entry(state, old, *whiteout, time_ns);
     }
     add_entry(state, new, inode, time_ns);
     get_mut(state, inode).ctime_ns = time_ns;

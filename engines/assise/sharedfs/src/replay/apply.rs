@@ -71,6 +71,15 @@ pub(crate) fn victim_of(record: &Record<'_>) -> Option<InodeNumber> {
     }
 }
 
+/// The inode that a record creates.
+pub(crate) fn created_by(record: &Record<'_>) -> Option<InodeNumber> {
+    match &record.operation {
+        Operation::Create { .. } | Operation::CreateUnnamed { .. } => Some(record.inode),
+        Operation::Rename { whiteout, .. } => whiteout.map(|whiteout| whiteout.inode),
+        _ => None,
+    }
+}
+
 /// Judges one record and applies it, with what follows for the mode. `block_sum` is the checksum of a payload that is one
 /// block.
 pub(crate) fn apply_record(

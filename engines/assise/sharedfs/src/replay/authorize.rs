@@ -10,7 +10,7 @@ use area::AreaError;
 use format::node::InodeItem;
 use format::record::{
     CreateBody, FileType, Operation, Record, RenameBody, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID,
-    SetAttrBody,
+    SetAttrBody, WhiteoutBody,
 };
 use format::{InodeNumber, LeaseVersion, Sequence};
 use vfs::access;
@@ -132,7 +132,10 @@ impl Judge<'_> {
                 access::remove_entry(&self.log.caller, &from, &victim, removal)?;
                 Ok(Allowed::AsIs)
             }
-            Operation::Rename { ref body, exchange, .. } => self.rename(inode, body, exchange),
+            Operation::CreateUnnamed { parent, ref body, .. } => self.create_unnamed(inode, parent, body),
+            Operation::Rename { ref body, exchange, ref whiteout, .. } => {
+                self.rename(inode, body, exchange, whiteout.as_ref())
+            }
             Operation::SetAttr { ref body } => self.set_attributes(inode, body, record.time_ns),
             Operation::SetXattr { name, .. } | Operation::RemoveXattr { name } => {
                 let found = self.held(inode)?;
@@ -170,9 +173,6 @@ impl Judge<'_> {
         body: &CreateBody,
     ) -> Result<Allowed, Stop> {
         let directory = self.held(parent)?;
-        if !self.log.is_own(inode) {
-            return Err(Refusal::NotOwnNumber(inode).into());
-        }
         let caller = &self.log.caller;
         access::add_entry(caller, &directory)?;
         let mode = body.mode.get();
@@ -183,16 +183,47 @@ impl Judge<'_> {
             _ => NewType::Regular(None),
         };
         access::make(caller, &kind)?;
-        // Root may give the new inode to anybody, as it could by chown: the gateway creates for others.
-        let expected = access::inherit(caller, &directory, file_type, mode & 0o7777);
-        let as_expected = body.uid.get() == caller.uid && (body.gid.get(), mode & 0o7777) == expected;
-        if !as_expected && !caller.is_root() {
-            return Err(Refusal::Inheritance.into());
-        }
+        self.inherits(inode, &directory, (body.uid.get(), body.gid.get(), mode))?;
         Ok(Allowed::AsIs)
     }
 
-    fn rename(&mut self, inode: InodeNumber, body: &RenameBody, exchange: bool) -> Result<Allowed, Stop> {
+    fn create_unnamed(
+        &mut self,
+        inode: InodeNumber,
+        parent: InodeNumber,
+        body: &CreateBody,
+    ) -> Result<Allowed, Stop> {
+        let directory = self.held(parent)?;
+        access::check(&self.log.caller, &directory, access::WRITE | access::EXECUTE)?;
+        self.inherits(inode, &directory, (body.uid.get(), body.gid.get(), body.mode.get()))?;
+        Ok(Allowed::AsIs)
+    }
+
+    /// Checks that a new inode has a number of the log, and the owner, group and mode that its user and directory give.
+    /// Root may give the new inode to anybody, as it could by chown: the gateway creates for others.
+    fn inherits(
+        &self,
+        inode: InodeNumber,
+        directory: &Attributes,
+        (uid, gid, mode): (u32, u32, u32),
+    ) -> Result<(), Refusal> {
+        if !self.log.is_own(inode) {
+            return Err(Refusal::NotOwnNumber(inode));
+        }
+        let caller = &self.log.caller;
+        let file_type = FileType::of_mode(mode).ok_or(Refusal::Inheritance)?;
+        let expected = access::inherit(caller, directory, file_type, mode & 0o7777);
+        let as_expected = uid == caller.uid && (gid, mode & 0o7777) == expected;
+        if as_expected || caller.is_root() { Ok(()) } else { Err(Refusal::Inheritance) }
+    }
+
+    fn rename(
+        &mut self,
+        inode: InodeNumber,
+        body: &RenameBody,
+        exchange: bool,
+        whiteout: Option<&WhiteoutBody>,
+    ) -> Result<Allowed, Stop> {
         let (from, source) = (self.held(body.old_parent)?, self.held(inode)?);
         let to = self.held(body.new_parent)?;
         let target = if body.replaced == InodeNumber::NONE { None } else { Some(self.held(body.replaced)?) };
@@ -202,8 +233,13 @@ impl Judge<'_> {
         if moves_directory && !self.log.may_move_directories(self.sequence) {
             return Err(Refusal::RenameNotHeld.into());
         }
-        let mode = if exchange { RenameMode::Exchange } else { RenameMode::Replace };
+        let replace = RenameMode::Replace { whiteout: whiteout.is_some() };
+        let mode = if exchange { RenameMode::Exchange } else { replace };
         access::rename(&self.log.caller, &from, &source, &to, target.as_ref(), mode)?;
+        if let Some(whiteout) = whiteout {
+            let mode = FileType::CharacterDevice.mode_bits();
+            self.inherits(whiteout.inode, &from, (whiteout.uid.get(), whiteout.gid.get(), mode))?;
+        }
         Ok(Allowed::AsIs)
     }
 
@@ -359,7 +395,8 @@ mod tests {
         let foreign = case.decide(2_000, create(5, 0o100_600, BOB));
         assert_eq!(foreign, Err(Refusal::NotOwnNumber(InodeNumber::new(2_000))));
         assert_eq!(case.decide(1_001, create(5, 0o100_600, ALICE)), Err(Refusal::Inheritance));
-        let device = case.decide(1_001, create(5, 0o020_600, BOB));
+        assert_eq!(case.decide(1_001, create(5, 0o020_600, BOB)), Ok(Allowed::AsIs), "a whiteout");
+        let device = case.decide(1_001, create(5, 0o060_600, BOB));
         assert_eq!(device, Err(Refusal::Denied(vfs::Error::NotPermitted)));
         let closed = Case::new(BOB).inode(5, 0o040_755, ALICE).granted(5, RIGHT_WRITE);
         assert_eq!(closed.decide(1_001, create(5, 0o100_600, BOB)), DENIED);
@@ -389,10 +426,59 @@ mod tests {
             new_name_bytes: 1.into(),
             reserved: 0.into(),
         };
-        let rename = Operation::Rename { body, old_name: name(), new_name: name(), exchange: false };
+        let rename =
+            Operation::Rename { body, old_name: name(), new_name: name(), exchange: false, whiteout: None };
         assert_eq!(case.decide(7, rename), Err(Refusal::RenameNotHeld));
         let case = case.granted_unit(Unit::RENAME, RIGHT_WRITE);
         assert_eq!(case.decide(7, rename), Ok(Allowed::AsIs));
+    }
+
+    #[test]
+    fn a_file_without_a_name_needs_what_one_with_a_name_does() {
+        let group = Case::new(BOB).inode(5, 0o042_777, ALICE).inode(6, 0o040_755, ALICE);
+        let case = group.granted(5, RIGHT_WRITE).granted(6, RIGHT_WRITE);
+        let unnamed = |parent: u64, mode: u32, (uid, gid): (u32, u32)| {
+            let Operation::Create { body, .. } = create(parent, mode, uid) else { unreachable!("a create") };
+            let body = CreateBody { gid: U32::new(gid), ..body };
+            Operation::CreateUnnamed { parent: InodeNumber::new(parent), body, linkable: true }
+        };
+        assert_eq!(case.decide(1_001, unnamed(5, 0o100_600, (BOB, ALICE))), Ok(Allowed::AsIs));
+        let not_inherited = Err(Refusal::Inheritance);
+        assert_eq!(case.decide(1_001, unnamed(5, 0o100_600, (BOB, BOB))), not_inherited);
+        assert_eq!(case.decide(1_001, unnamed(5, 0o100_600, (ALICE, ALICE))), not_inherited);
+        assert_eq!(case.decide(1_001, unnamed(5, 0o102_770, (BOB, ALICE))), not_inherited, "a foreign group");
+        assert_eq!(case.decide(1_001, unnamed(6, 0o100_600, (BOB, BOB))), DENIED);
+        let foreign = Err(Refusal::NotOwnNumber(InodeNumber::new(2_000)));
+        assert_eq!(case.decide(2_000, unnamed(5, 0o100_600, (BOB, ALICE))), foreign);
+        let not_held = Err(Refusal::NotHeld(InodeNumber::new(7)));
+        assert_eq!(case.decide(1_001, unnamed(7, 0o100_600, (BOB, BOB))), not_held);
+    }
+
+    #[test]
+    fn a_whiteout_has_an_own_number_and_its_users_ids() {
+        let case = Case::new(BOB).inode(5, 0o040_777, ALICE).inode(6, 0o100_644, BOB);
+        let case = case.granted(5, RIGHT_WRITE).granted(6, RIGHT_WRITE);
+        let rename = |inode: u64, uid: u32, gid: u32| {
+            let parent = InodeNumber::new(5);
+            let body = RenameBody {
+                old_parent: parent,
+                new_parent: parent,
+                old_cookie: 0.into(),
+                new_cookie: 0.into(),
+                replaced: InodeNumber::NONE,
+                old_name_bytes: 1.into(),
+                new_name_bytes: 1.into(),
+                reserved: 0.into(),
+            };
+            let ids = (U32::new(uid), U32::new(gid));
+            let whiteout = Some(WhiteoutBody { inode: InodeNumber::new(inode), uid: ids.0, gid: ids.1 });
+            Operation::Rename { body, old_name: name(), new_name: name(), exchange: false, whiteout }
+        };
+        assert_eq!(case.decide(6, rename(1_001, BOB, BOB)), Ok(Allowed::AsIs));
+        assert_eq!(case.decide(6, rename(1_001, ALICE, BOB)), Err(Refusal::Inheritance));
+        assert_eq!(case.decide(6, rename(1_001, BOB, ALICE)), Err(Refusal::Inheritance));
+        let foreign = Err(Refusal::NotOwnNumber(InodeNumber::new(2_000)));
+        assert_eq!(case.decide(6, rename(2_000, BOB, BOB)), foreign);
     }
 
     #[test]

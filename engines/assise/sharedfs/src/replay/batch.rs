@@ -10,7 +10,7 @@
 //! with "digested up to" and all that the ledger said before. A head writes the entries that say what the batch did before
 //! the commit, so that a copy which has the commit's ledger can repeat it.
 
-use super::apply::{Backing, CutReason, Halt, apply_record, victim_of};
+use super::apply::{Backing, CutReason, Halt, apply_record, created_by, victim_of};
 use super::copy::{LocalCopy, Visit, contain_changes};
 use super::table::OpenLog;
 use crate::config::Config;
@@ -403,7 +403,7 @@ impl BatchWork<'_> {
             return Ok(());
         }
         // A log that gives out a number twice: elsewhere the inode stays until the entry behind this batch removes it.
-        if matches!(record.operation, Operation::Create { .. }) && self.removed.contains(&record.inode) {
+        if created_by(&record).is_some_and(|inode| self.removed.contains(&inode)) {
             return Err(Halt::Full);
         }
         let is_open = decisions.is_open;

@@ -10,8 +10,8 @@ use crate::client::{Client, FILE, ROOT, user};
 use crate::operations::{SYNCED, World, config, named, tree};
 use crate::still::StillHost;
 use crate::support::{
-    AreaState, Op, Step, allocate, at, cases, create, directory, exchange, file, link, punch, rename, rmdir,
-    set_attr, set_xattr, step, symlink, truncate, unlink, write,
+    AreaState, Op, Step, allocate, at, cases, create, directory, exchange, file, link, punch, rename,
+    rename_with_whiteout, rmdir, set_attr, set_xattr, step, symlink, truncate, unlink, unnamed, write,
 };
 use format::record::{FileType, SET_ATIME, SET_MODE, SET_MTIME, SET_UID};
 use pmem::Medium;
@@ -206,6 +206,15 @@ fn names() -> Vec<(&'static str, Deed)> {
             ]),
         ),
         (
+            "rename with a whiteout",
+            Record(vec![
+                rename_with_whiteout(22, at(20, "g"), at(1, "new"), 0, 48),
+                rename_with_whiteout(10, at(1, "f"), at(20, "new"), 0, 49),
+                rename_with_whiteout(11, at(1, "h"), at(20, "new"), 0, 49),
+            ]),
+        ),
+        ("create without a name", Record(vec![unnamed(50, 20, true), link(50, 1, "named")])),
+        (
             "exchange",
             Record(vec![
                 exchange(10, at(1, "f"), at(20, "g"), 22),
@@ -321,7 +330,7 @@ fn world_of_two(first: &Deed, second: &Deed, synced: bool) -> World {
 /// Of the pairs one in so many, under one model.
 fn prove_twos(model: Model, one_in: usize) {
     let kinds = kinds();
-    assert!(kinds.len() <= 30, "{} kinds", kinds.len());
+    assert!(kinds.len() <= 32, "{} kinds", kinds.len());
     type Kind = (&'static str, Deed);
     let all = kinds.iter().flat_map(|first| kinds.iter().map(move |second| (first, second))).enumerate();
     let chosen: Vec<(usize, (&Kind, &Kind))> = all.filter(|(index, _)| index % one_in == 0).collect();

@@ -10,7 +10,7 @@ use crate::rounds::rounds;
 use crate::support::{AreaState, Draws, Inode, Op, Step, allocate, at, punch, step};
 use format::InodeNumber;
 use format::call::{LEASE_READ, LEASE_WRITE};
-use format::record::{FileType, Kind, SET_ALL};
+use format::record::{FileType, SET_ALL};
 use pmem::Recorder;
 use sharedfs::Daemon;
 use std::collections::{BTreeMap, BTreeSet};
@@ -136,7 +136,12 @@ impl Session<'_> {
     fn operation(&mut self) -> Step {
         let inode = self.inode();
         let offset = self.draws.below(9000);
-        match self.draws.below(11) {
+        match self.draws.below(12) {
+            10 => {
+                let inode = if self.draws.chance(90) { self.client.new_inode().get() } else { inode };
+                self.made.push(inode);
+                step(inode, Op::CreateUnnamed { parent: self.inode(), linkable: self.draws.chance(70) })
+            }
             0 => step(inode, Op::Write { offset, bytes: vec![b'B'; 1 + self.draws.below(600) as usize] }),
             1 => step(inode, Op::Truncate { size: offset }),
             2 if self.draws.chance(50) => punch(inode, offset, 1 + self.draws.below(9000)),
@@ -162,7 +167,13 @@ impl Session<'_> {
                     (to, name, 0)
                 };
                 let (old, new) = (at(from, old_name), at(to, new_name));
-                step(inode, Op::Rename { old, new, replaced, exchange, keep_open: self.draws.chance(30) })
+                let keep_open = self.draws.chance(30);
+                let whiteout = match self.draws.below(10) {
+                    0 | 1 => self.client.new_inode().get(),
+                    2 => self.inode(),
+                    _ => 0,
+                };
+                step(inode, Op::Rename { old, new, replaced, exchange, keep_open, whiteout })
             }
             8 => {
                 let mask = self.draws.below(u64::from(SET_ALL) + 1) as u32;
@@ -210,6 +221,7 @@ impl Session<'_> {
         let mut units = vec![step.inode];
         match &step.op {
             Op::Create { at, .. } | Op::Link { at } | Op::Unlink { at, .. } => units.push(at.parent),
+            Op::CreateUnnamed { parent, .. } => units.push(*parent),
             Op::Rename { old, new, replaced, .. } => {
                 units.extend([old.parent, new.parent, *replaced, u64::MAX]);
             }
@@ -229,8 +241,8 @@ impl Session<'_> {
         self.client.time_ns += 1;
         let (kind, flags, mut parts) = encoded(&step);
         let mut header = header_of(&step, kind, flags, self.client.time_ns);
-        if kind == Kind::Create && self.draws.chance(90) {
-            self.own_ids(&step, &mut parts[0]);
+        if self.draws.chance(90) {
+            self.own_ids(&step, &mut parts);
         }
         if self.draws.chance(15) {
             let lie = match self.draws.below(3) {
@@ -263,13 +275,24 @@ impl Session<'_> {
         }
     }
 
-    /// Makes a new inode one that Bob could make: with Bob's ids, or those that its directory gives.
-    fn own_ids(&mut self, step: &Step, body: &mut [u8]) {
-        let Op::Create { at, file_type, .. } = &step.op else { return };
-        let Some(parent) = self.state.get(&at.parent) else { return };
+    /// Makes a new inode one that Bob could make: his ids, or those that its directory gives.
+    fn own_ids(&mut self, step: &Step, parts: &mut [Vec<u8>]) {
+        let (parent, file_type) = match &step.op {
+            Op::Create { at, file_type, .. } => (at.parent, *file_type),
+            Op::CreateUnnamed { parent, .. } => (*parent, FileType::Regular),
+            Op::Rename { old, whiteout: 1.., .. } => (old.parent, FileType::CharacterDevice),
+            _ => return,
+        };
+        let Some(directory) = self.state.get(&parent) else { return };
         let asked = *self.draws.of(&[0o644, 0o600, 0o777, 0o6755]);
-        let directory = attributes(at.parent, parent);
-        let (gid, mode) = access::inherit(&bob(), &directory, *file_type, asked);
+        let directory = attributes(parent, directory);
+        let (gid, mode) = access::inherit(&bob(), &directory, file_type, asked);
+        if let (Op::Rename { .. }, Some(body)) = (&step.op, parts.get_mut(3)) {
+            body[8..12].copy_from_slice(&BOB.to_le_bytes());
+            body[12..16].copy_from_slice(&gid.to_le_bytes());
+            return;
+        }
+        let body = &mut parts[0];
         body[..4].copy_from_slice(&(file_type.mode_bits() | mode).to_le_bytes());
         body[4..8].copy_from_slice(&BOB.to_le_bytes());
         body[8..12].copy_from_slice(&gid.to_le_bytes());
@@ -433,7 +456,8 @@ impl<'a> Oracle<'a> {
         assert_eq!(new.uid, self.caller.uid, "{number} is new: {shown}");
         let file_type = FileType::of_mode(new.mode).unwrap();
         let device = matches!(file_type, FileType::CharacterDevice | FileType::BlockDevice);
-        assert!(!device, "a device was made: {shown}");
+        let whiteout = file_type == FileType::CharacterDevice && new.rdev == 0;
+        assert!(!device || whiteout, "a device was made: {shown}");
         let inherited = self.before.values().chain(self.after.values());
         let mut inherited = inherited.filter(|parent| is_directory(parent) && parent.mode & 0o2000 != 0);
         let own_group = self.caller.in_group(new.gid);

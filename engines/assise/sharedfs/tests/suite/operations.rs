@@ -4,13 +4,13 @@
 
 use crate::client::{Client, ROOT, cookie, tiny, user};
 use crate::still::StillHost;
-use crate::support::{AreaState, At, Op, Step, model, state_of, time_of};
+use crate::support::{AreaState, At, Op, Step, model, state_of, time_of, whiteout_body};
 use area::Area;
 use format::call::{CallKind, DigestRequest, GrowRequest};
 use format::record::{
     ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, CreateBody, FileType, Kind, RENAME_EXCHANGE,
-    RENAME_REPLACED_OPEN, RecordHeader, RenameBody, SET_MODE, SET_UID, SetAttrBody, UNLINK_DIRECTORY,
-    UNLINK_OPEN,
+    RENAME_REPLACED_OPEN, RENAME_WHITEOUT, RecordHeader, RenameBody, SET_MODE, SET_UID, SetAttrBody,
+    UNLINK_DIRECTORY, UNLINK_OPEN, UNNAMED_LINKABLE,
 };
 use format::{Envelope, InodeNumber, PoolUid};
 use pmem::{Medium, Recorder};
@@ -292,6 +292,7 @@ pub fn header_of(step: &Step, kind: Kind, flags: u8, time_ns: i64) -> RecordHead
     };
     match &step.op {
         Op::Create { at, .. } | Op::Link { at } | Op::Unlink { at, .. } => place(at),
+        Op::CreateUnnamed { parent, .. } => header.parent = inode_of(*parent),
         Op::Write { offset, .. } => header.offset.set(*offset),
         Op::Truncate { size } => header.offset.set(*size),
         Op::Allocate { offset, bytes, .. } => {
@@ -325,12 +326,19 @@ pub fn encoded(step: &Step) -> (Kind, u8, Vec<Vec<u8>>) {
             let body = CreateBody { name_bytes, target_bytes: (target.len() as u16).into(), ..made };
             (Kind::Create, 0, vec![body.as_bytes().to_vec(), at.name.clone(), target.clone()])
         }
+        Op::CreateUnnamed { linkable, .. } => {
+            let body = step.with_operation(|operation| match operation {
+                format::record::Operation::CreateUnnamed { body, .. } => *body,
+                _ => unreachable!("a create"),
+            });
+            (Kind::CreateUnnamed, flag(*linkable, UNNAMED_LINKABLE), vec![body.as_bytes().to_vec()])
+        }
         Op::Link { at } => (Kind::Link, 0, vec![at.name.clone()]),
         Op::Unlink { at, directory, keep_open } => {
             let flags = flag(*directory, UNLINK_DIRECTORY) | keeps(*keep_open, UNLINK_OPEN);
             (Kind::Unlink, flags, vec![at.name.clone()])
         }
-        Op::Rename { old, new, replaced, exchange, keep_open } => {
+        Op::Rename { old, new, replaced, exchange, keep_open, whiteout } => {
             let body = RenameBody {
                 old_parent: inode_of(old.parent),
                 new_parent: inode_of(new.parent),
@@ -341,8 +349,14 @@ pub fn encoded(step: &Step) -> (Kind, u8, Vec<Vec<u8>>) {
                 new_name_bytes: (new.name.len() as u16).into(),
                 reserved: 0.into(),
             };
-            let flags = flag(*exchange, RENAME_EXCHANGE) | keeps(*keep_open, RENAME_REPLACED_OPEN);
-            (Kind::Rename, flags, vec![body.as_bytes().to_vec(), old.name.clone(), new.name.clone()])
+            let flags = flag(*exchange, RENAME_EXCHANGE)
+                | keeps(*keep_open, RENAME_REPLACED_OPEN)
+                | flag(*whiteout != 0, RENAME_WHITEOUT);
+            let mut parts = vec![body.as_bytes().to_vec(), old.name.clone(), new.name.clone()];
+            if *whiteout != 0 {
+                parts.push(whiteout_body(inode_of(*whiteout)).as_bytes().to_vec());
+            }
+            (Kind::Rename, flags, parts)
         }
         Op::SetAttr { mask, mode, uid, gid, atime_ns, mtime_ns } => {
             let body = SetAttrBody {

@@ -137,7 +137,12 @@ fn history(seed: u64) -> Executed {
             0..=11 => {
                 let step = any_step(&mut draws, &steps);
                 // A LibFS gives a number out once.
-                let is_new = !matches!(step.op, Op::Create { .. }) || made.insert(step.inode);
+                let created = match step.op {
+                    Op::Create { .. } | Op::CreateUnnamed { .. } => step.inode,
+                    Op::Rename { whiteout, .. } => whiteout,
+                    _ => 0,
+                };
+                let is_new = created == 0 || made.insert(created);
                 if is_new && world.fits(&step) {
                     world.step(&step);
                 }
