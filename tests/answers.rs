@@ -142,6 +142,18 @@ fn limit_of_file_size() {
 }
 
 #[test]
+fn files_without_a_name() {
+    same(&["unnamed_files"]);
+}
+
+#[test]
+fn whiteouts() {
+    // The kernel opens no device on a mount without the option.
+    let opened = ("open(\"a\", O_RDONLY): ENXIO", "open(\"a\", O_RDONLY): EACCES");
+    same_but("whiteouts", &[], &[opened]);
+}
+
+#[test]
 fn copies() {
     same(&["copies"]);
 }

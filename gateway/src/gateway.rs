@@ -173,6 +173,7 @@ impl Gateway {
             opcode::LINK => self.link(header, body, reply),
             opcode::OPEN | opcode::OPENDIR => self.open(header, body, reply),
             opcode::CREATE => self.create(header, body, reply),
+            opcode::TMPFILE => self.create_unnamed(header, body, reply),
             opcode::READ => self.read(header, body, reply),
             opcode::WRITE => self.write(header, body, reply),
             opcode::FALLOCATE => self.fallocate(header, body),

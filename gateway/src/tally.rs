@@ -8,7 +8,7 @@ use ipc::sync::Ordering;
 const KINDS: usize = 64;
 
 /// Names of the supported kinds, as in the kernel's documentation.
-const NAMES: [(u32, &str); 41] = [
+const NAMES: [(u32, &str); 42] = [
     (opcode::LOOKUP, "LOOKUP"),
     (opcode::FORGET, "FORGET"),
     (opcode::GETATTR, "GETATTR"),
@@ -49,6 +49,7 @@ const NAMES: [(u32, &str); 41] = [
     (opcode::RENAME2, "RENAME2"),
     (opcode::LSEEK, "LSEEK"),
     (opcode::COPY_FILE_RANGE, "COPY_FILE_RANGE"),
+    (opcode::TMPFILE, "TMPFILE"),
     (opcode::STATX, "STATX"),
 ];
 

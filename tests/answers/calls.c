@@ -386,6 +386,7 @@ static void arguments(void) {
     SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "new", 8));
     SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "new", RENAME_NOREPLACE | RENAME_EXCHANGE));
     SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "new", RENAME_WHITEOUT | RENAME_EXCHANGE));
+    SAY(renameat2(AT_FDCWD, "none", AT_FDCWD, "new", RENAME_WHITEOUT));
     SAY(renameat2(AT_FDCWD, "", AT_FDCWD, "new", 8));
     SAY(renameat2(AT_FDCWD, "", AT_FDCWD, "new", 0));
     SAY(renameat2(AT_FDCWD, "file", AT_FDCWD, "/proc/new", 8));
@@ -664,7 +665,148 @@ static void zeroed_ranges(void) {
     SAY(fallocate(open("f", O_RDONLY), FALLOC_FL_ZERO_RANGE, 0, 10));
 }
 
-/* Renames over a name until the file `enough` exists. */
+static char *open_path(int fd) {
+    static char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return path;
+}
+
+/* A path and what it leads to. */
+static void show(const char *path) {
+    struct stat status;
+    if (lstat(path, &status) < 0) {
+        printf("%s: %s\n", path, strerrorname_np(errno));
+        return;
+    }
+    printf("%s: %o %d:%d, %ld links, %ld bytes, device %ld\n", path, status.st_mode, status.st_uid, status.st_gid,
+           (long)status.st_nlink, S_ISDIR(status.st_mode) ? 0 : (long)status.st_size, (long)status.st_rdev);
+}
+
+static void unnamed_files(void) {
+    char got[16] = "";
+    struct stat status;
+    NEED(mkdir("d", 0755) == 0 && mkdir("group", 0777) == 0);
+    NEED(chown("group", 0, 300) == 0 && chmod("group", 02777) == 0);
+    umask(027);
+    int fd = open("d", O_TMPFILE | O_RDWR, 0666);
+    NEED(fd >= 0);
+    SAY(write(fd, "hello", 5));
+    SAY(pread(fd, got, sizeof got, 0));
+    SAY((fstat(fd, &status), status.st_nlink));
+    SAY((fstat(fd, &status), status.st_mode));
+    SAY(rmdir("d"));
+    NEED(mkdir("d", 0755) == 0);
+    SAY(fsync(fd));
+    SAY(fcntl(fd, F_GETFL) & ~0100000);
+    SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/named", 0));
+    SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/named", AT_SYMLINK_FOLLOW));
+    holds("d/named", "hello");
+    show("d/named");
+    SAY((fstat(fd, &status), status.st_nlink));
+    SAY(linkat(fd, "", AT_FDCWD, "d/again", AT_EMPTY_PATH));
+    show("d/again");
+    SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/again", AT_SYMLINK_FOLLOW));
+    SAY(unlink("d/named"));
+    SAY(unlink("d/again"));
+    SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/late", AT_SYMLINK_FOLLOW));
+    SAY(close(fd));
+    fd = open("d", O_TMPFILE | O_WRONLY | O_EXCL, 0600);
+    NEED(fd >= 0);
+    SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/named", AT_SYMLINK_FOLLOW));
+    SAY(linkat(fd, "", AT_FDCWD, "d/named", AT_EMPTY_PATH));
+    close(fd);
+    SAY(open("d", O_TMPFILE | O_RDONLY, 0600));
+    SAY(open("d", O_TMPFILE | O_RDWR | O_CREAT, 0600));
+    SAY(open("d", O_TMPFILE & ~O_DIRECTORY | O_RDWR, 0600));
+    close(make("file", ""));
+    SAY(open("file", O_TMPFILE | O_RDWR, 0600));
+    SAY(open("none", O_TMPFILE | O_RDWR, 0600));
+    /* A child has the file too, and may name it when its parent is gone. */
+    fd = open("d", O_TMPFILE | O_RDWR, 0644);
+    NEED(fd >= 0 && write(fd, "of a child", 10) == 10);
+    CHILD {
+        SAY(write(fd, "!", 1));
+        SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/by-a-child", AT_SYMLINK_FOLLOW));
+    }
+    holds("d/by-a-child", "of a child!");
+    show("d/by-a-child");
+    SAY((fstat(fd, &status), status.st_nlink));
+    close(fd);
+    CHILD {
+        become(1000);
+        SAY(open("d", O_TMPFILE | O_RDWR, 0600));
+        int mine = open("group", O_TMPFILE | O_RDWR, 02775);
+        NEED(mine >= 0);
+        SAY(linkat(AT_FDCWD, open_path(mine), AT_FDCWD, "d/mine", AT_SYMLINK_FOLLOW));
+        SAY(linkat(AT_FDCWD, open_path(mine), AT_FDCWD, "group/mine", AT_SYMLINK_FOLLOW));
+        show("group/mine");
+    }
+    /* A name outside the rights of the mode, and a descriptor that is passed on to a program. */
+    fd = open("d", O_TMPFILE | O_RDWR, 0);
+    NEED(fd >= 0 && write(fd, "kept", 4) == 4 && fcntl(fd, F_SETFD, 0) == 0);
+    char number[16];
+    snprintf(number, sizeof number, "%d", fd);
+    setenv("UNNAMED", number, 1);
+    fflush(stdout);
+    execl(self, self, "unnamed_after_exec", ".", NULL);
+}
+
+static void unnamed_after_exec(void) {
+    int fd = atoi(getenv("UNNAMED"));
+    struct stat status;
+    SAY((fstat(fd, &status), status.st_nlink));
+    SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/after-exec", AT_SYMLINK_FOLLOW));
+    show("d/after-exec");
+    holds("d/after-exec", "kept");
+}
+
+static long rename_with(const char *from, const char *to, unsigned flags) {
+    return renameat2(AT_FDCWD, from, AT_FDCWD, to, flags);
+}
+
+static void whiteouts(void) {
+    NEED(mkdir("d", 0777) == 0 && mkdir("group", 0777) == 0);
+    NEED(chmod(".", 0777) == 0 && chmod("d", 0777) == 0 && chown("group", 0, 300) == 0 && chmod("group", 02777) == 0);
+    int open_file = make("a", "text");
+    SAY(rename_with("a", "d/b", RENAME_WHITEOUT));
+    show("a");
+    show("d/b");
+    holds("d/b", "text");
+    SAY(open("a", O_RDONLY));
+    SAY(rename_with("none", "d/b", RENAME_WHITEOUT));
+    SAY(rename_with("d/b", "a", RENAME_WHITEOUT | RENAME_NOREPLACE));
+    SAY(rename_with("d/b", "a", RENAME_WHITEOUT | RENAME_EXCHANGE));
+    SAY(rename_with("d/b", "a", RENAME_WHITEOUT));
+    show("a");
+    show("d/b");
+    SAY(rename_with("a", "c", RENAME_WHITEOUT | RENAME_NOREPLACE));
+    show("c");
+    NEED(link("c", "c2") == 0);
+    SAY(rename_with("c", "c2", RENAME_WHITEOUT));
+    show("c");
+    SAY(unlink("d/b"));
+    SAY(rename_with("d", "e", RENAME_WHITEOUT));
+    show("d");
+    show("e");
+    show(".");
+    SAY(rename_with("e", "e/below", RENAME_WHITEOUT));
+    CHILD {
+        become(1000);
+        close(make("e/mine", "mine"));
+        SAY(rename_with("e/mine", "group/mine", RENAME_WHITEOUT));
+        show("e/mine");
+        SAY(rename_with("group/mine", "group/other", RENAME_WHITEOUT));
+        show("group/mine");
+        SAY(rename_with("c", "e/c", RENAME_WHITEOUT));
+        SAY(mknod("e/null", S_IFCHR | 0600, 0));
+        show("e/null");
+        SAY(mknod("e/device", S_IFCHR | 0600, 0x103));
+        SAY(mknod("e/block", S_IFBLK | 0600, 0));
+    }
+    close(open_file);
+}
+
+/* Renames over a name until somebody says that it is enough. */
 static void renames_over(void) {
     close(make("begun", ""));
     while (access("enough", F_OK) < 0) {
@@ -706,6 +848,7 @@ static const struct {
     {"arguments", arguments}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
     {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
     {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks},
+    {"unnamed_files", unnamed_files}, {"unnamed_after_exec", unnamed_after_exec}, {"whiteouts", whiteouts},
 };
 
 int main(int count, char **given) {

@@ -15,7 +15,7 @@ use format::record::{FILE_BYTES_MAX, FileType};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use vfs::copy::copy_pieces;
-use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType, Sync, Written};
+use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType, NewUnnamed, Sync, Written};
 use vfs::ranges::allocations;
 use vfs::{Caller, Error, LeaseMode, access};
 
@@ -150,6 +150,25 @@ impl Gateway {
             .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
         // The kernel would accept the attributes of an existing file even if it was told meanwhile to drop them.
         self.tell(&attributes, directory, is_new, reply);
+        self.opened(handle, &attributes, (caller, is_writer), reply)
+    }
+
+    /// Creates and opens a file without a name. The kernel refuses a later link to it if it was opened with `O_EXCL`.
+    pub(crate) fn create_unnamed(
+        self: &Arc<Self>,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let fields: CreateIn = body.take()?;
+        let (caller, access) = (caller(header), access_of(fields.flags));
+        let linkable = !has(fields.flags, libc::O_EXCL);
+        let new = NewUnnamed { access, mode: fields.mode & 0o7777, linkable };
+        let (attributes, handle) = self.engine.create_unnamed(&caller, node(header), &new)?;
+        let is_writer = self
+            .count_writer(handle, &attributes, access)
+            .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
+        self.tell(&attributes, None, true, reply);
         self.opened(handle, &attributes, (caller, is_writer), reply)
     }
 

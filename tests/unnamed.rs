@@ -1,0 +1,94 @@
+//! Files without a name (`O_TMPFILE`) through both doors: such a file ends with the last process that has it open, by whatever
+//! death, also if it was synced; if it has got a name before, it stays; and a daemon that dies meanwhile changes neither.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use harness::{Expect, Node, until};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+/// Ten files of a megabyte, synced. One of them gets a name when a line comes, and then the process is killed, by itself.
+const SCRIPT: &str = r"
+import os, signal, sys
+tree = sys.argv[1]
+for _ in range(10):
+    fd = os.open(tree, os.O_TMPFILE | os.O_RDWR, 0o600)
+    assert os.write(fd, b'x' * 1000000) == 1000000
+    os.fsync(fd)
+assert os.listdir(tree) == []
+print('ready', flush=True)
+sys.stdin.readline()
+assert os.fstat(fd).st_nlink == 0 and os.pread(fd, 5, 999998) == b'xx'
+os.link(f'/proc/self/fd/{fd}', f'{tree}/named', src_dir_fd=fd)
+os.kill(os.getpid(), signal.SIGKILL)
+";
+
+/// Starts the script, and waits until its files are there.
+fn start(node: &Node, mounted: bool) -> Child {
+    let tree = node.path("");
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60"]);
+    if !mounted {
+        command.args([&node.program(), "run", "--dir", node.dir(), "--"]);
+    }
+    command.args(["/usr/bin/python3", "-c", SCRIPT, &tree]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    child
+}
+
+/// Number of inodes in use.
+fn used(node: &Node) -> u64 {
+    let told = node.sh("stat -f -c '%c %d' $T").expect_success();
+    let numbers: Vec<u64> = told.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    numbers[0] - numbers[1]
+}
+
+fn files_end(mounted: bool, daemon_dies: bool) {
+    let node = Node::up();
+    if mounted {
+        node.hearth(&["mount"]).expect_success();
+    }
+    let inodes = used(&node);
+    let mut child = start(&node, mounted);
+    if daemon_dies {
+        node.kill_daemon();
+    }
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(!child.wait().unwrap().success(), "it was killed");
+    let sizes = || node.sh("cd $T; stat -c '%n %s %h' *").expect_success();
+    assert_eq!(sizes(), "named 1000000 1\n");
+    until("the other files are gone", || used(&node) == inodes + 1);
+    node.sh("rm $T/named").expect_success();
+    // A mount that is idle keeps it.
+    if mounted {
+        node.hearth(&["umount"]).expect_success();
+    }
+    until("no file is left", || used(&node) == inodes);
+    node.hearth(&["down"]).expect_success();
+    node.check();
+    let pool = format!("{}/node-1/pool", node.dir());
+    let found = harness::limited(&[&node.program(), "check"], &[&pool]).expect_success();
+    assert!(found.contains("0 orphans") && found.contains("\n0 data blocks"), "{found}");
+}
+
+#[test]
+fn they_end_with_their_process() {
+    files_end(false, false);
+    if harness::can_mount() {
+        files_end(true, false);
+    }
+}
+
+#[test]
+fn they_outlive_a_daemon() {
+    files_end(false, true);
+    if harness::can_mount() {
+        files_end(true, true);
+    }
+}
