@@ -806,7 +806,7 @@ static void whiteouts(void) {
     close(open_file);
 }
 
-/* Renames over a name until somebody says that it is enough. */
+/* Renames over a name until the file `enough` exists. */
 static void renames_over(void) {
     close(make("begun", ""));
     while (access("enough", F_OK) < 0) {
