@@ -1,4 +1,4 @@
-//! Files without a name (`O_TMPFILE`) through both doors: such a file ends with the last process that has it open, by whatever
+//! Files without a name (`O_TMPFILE`) through the library and the mount: such a file ends with the last process that has it open, by whatever
 //! death, also if it was synced; if it has got a name before, it stays; and a daemon that dies meanwhile changes neither.
 
 #![forbid(unsafe_code)]

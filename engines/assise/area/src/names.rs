@@ -249,7 +249,7 @@ impl Batch<'_> {
         }
         let unnamed = item.links.get() == 0;
         if unnamed && item.parent == InodeNumber::NONE {
-            // What has lost its last name may be half reaped: it never comes back.
+            // An inode that has lost its last name may be half reaped: it never comes back.
             return Err(Refused::NoEntry.into());
         }
         relink(&mut item, 1)?;

@@ -339,7 +339,7 @@ fn create_body(file_type: FileType) -> CreateBody {
     }
 }
 
-/// What a rename leaves under the old name.
+/// The device that a rename leaves under the old name.
 pub fn whiteout_body(inode: InodeNumber) -> WhiteoutBody {
     WhiteoutBody { inode, uid: U32::new(ALICE), gid: U32::new(100) }
 }

@@ -275,7 +275,7 @@ impl Session<'_> {
         }
     }
 
-    /// Makes a new inode one that Bob could make: his ids, or those that its directory gives.
+    /// Makes a new inode one that Bob could make: with Bob's ids, or those that its directory gives.
     fn own_ids(&mut self, step: &Step, parts: &mut [Vec<u8>]) {
         let (parent, file_type) = match &step.op {
             Op::Create { at, file_type, .. } => (at.parent, *file_type),
