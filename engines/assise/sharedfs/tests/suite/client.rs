@@ -7,7 +7,9 @@ use format::call::{
     RefillResponse, Status, WalkRequest, WalkResponse, split,
 };
 use format::checksum::Salt;
-use format::record::{CreateBody, Kind, Record, RecordHeader, RenameBody, SetAttrBody, room_blocks};
+use format::record::{
+    CreateBody, Kind, Record, RecordHeader, RenameBody, SetAttrBody, UNNAMED_LINKABLE, room_blocks,
+};
 use format::{Cookie, Envelope, InodeNumber, Name, Sequence};
 use ipc::words::{Entered, FenceBy, LeaseState, Seal};
 use ipc::{ClientPages, DaemonView, SystemHost};
@@ -361,6 +363,17 @@ impl Client {
         uid: u32,
     ) -> bool {
         self.create_with(inode, (parent, name), (mode, uid), &[])
+    }
+
+    /// A file without a name, which may get one.
+    pub fn create_unnamed(&mut self, parent: InodeNumber) -> (InodeNumber, bool) {
+        let (inode, uid) = (self.new_inode(), self.attached.caller.uid.into());
+        let body = CreateBody { mode: (FILE | 0o644).into(), uid, gid: uid, ..CreateBody::new_zeroed() };
+        let mut header = self.header(Kind::CreateUnnamed, inode);
+        header.parent = parent;
+        header.envelope.flags = UNNAMED_LINKABLE;
+        let done = self.append(header, &[body.as_bytes()]);
+        (inode, done)
     }
 
     /// Of a new inode.

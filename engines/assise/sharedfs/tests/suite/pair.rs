@@ -6,11 +6,12 @@
 //! recovers must be a prefix of their order. The copy's pool, recovered without the head, has every operation that an
 //! fsync acknowledged.
 
-use crate::client::{Client, DIRECTORY, FILE, ROOT, tiny, user};
+use crate::client::{Client, DIRECTORY, FILE, ROOT, cookie, tiny, user};
 use crate::crash::{Run, check_pool, grow, judge, limits, prove_on_both, recover};
 use crate::second_copy::{difference, items};
 use crate::still::{StillHost, drive_by};
 use format::call::{CallKind, DigestRequest};
+use format::record::Kind;
 use format::session::SyncRequest;
 use format::{Epoch, InodeNumber, NodeId, PoolUid, Sequence};
 use ipc::Host;
@@ -508,6 +509,38 @@ fn a_copy_that_executes_late_loses_nothing() {
     assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
     let ledger = recorders[1].medium().open("ledger").unwrap().bytes();
     assert!(pair.daemon.copies()[0].ledger.get() * 64 > 2 * ledger, "the ledger went round");
+}
+
+/// Files without a name, one digested and one not, that a program had open when its node died. The next node removes them,
+/// with their contents, and keeps the one that got a name.
+#[test]
+fn files_without_a_name_end_with_their_node() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
+    let mut one = pair.attach();
+    one.write_lease(ROOT);
+    let [digested, named, last] = [(); 3].map(|()| {
+        let (file, made) = one.create_unnamed(ROOT);
+        assert!(made && one.write(file, 0, &[1; 10_000]));
+        file
+    });
+    one.digest(true).unwrap();
+    let mut link = one.header(Kind::Link, named);
+    link.parent = ROOT;
+    link.extra.set(cookie(b"named"));
+    assert!(one.append(link, &[b"named"]) && one.write(last, 0, &[2; 5_000]));
+    sync(&one, &[(ROOT, 1), (digested, 1), (last, 1)]).unwrap();
+    drop(one);
+    let standby = pair.follows.borrow().standby.clone();
+    pair.stop_head();
+    let (daemon, recovered) = standby.lead(term(COPY, 2), Vec::new()).unwrap();
+    assert_eq!((recovered.orphans, recovered.cuts.len()), (2, 0));
+    let client = Client::attach(&Arc::new(daemon), user(0));
+    let kept = client.walk("named").unwrap().inode;
+    assert_eq!(client.read(kept, 0, 10_000).unwrap(), [1; 10_000]);
+    let report = area::check::check(&recorders[1].medium()).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert_eq!(report.data_blocks, 3);
 }
 
 /// A write of 128 B and its fsync hand at most 256 B to the transport in both directions, in one message each way. The copy

@@ -5,10 +5,14 @@
 use crate::client::{Client, DIRECTORY, FILE, ROOT, tiny, user};
 use crate::support::Draws;
 use format::InodeNumber;
-use format::record::{ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, Kind, SYMLINK_BYTES_MAX, XATTR_BYTES_MAX};
+use format::record::{
+    ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, Kind, RENAME_WHITEOUT, RenameBody, SYMLINK_BYTES_MAX,
+    UNNAMED_LINKABLE, WhiteoutBody, XATTR_BYTES_MAX,
+};
 use pmem::Recorder;
 use sharedfs::{Config, Daemon, Format, format_pool};
 use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
 
 const BLOCK: u64 = 4096;
 
@@ -177,7 +181,7 @@ fn make_full_leaves(bench: &mut Bench) {
 
 const NOTHING: fn(&mut Bench) = |_| {};
 
-const OF_NAMES: [Records; 9] = [
+const OF_NAMES: [Records; 12] = [
     Records {
         name: "create",
         prepare: NOTHING,
@@ -248,6 +252,28 @@ const OF_NAMES: [Records; 9] = [
         },
     },
     Records {
+        name: "rename that leaves a whiteout, to a longer name",
+        prepare: |bench| bench.make_files(9000),
+        append: |bench, number| {
+            let (new, file) = (bench.name(number, 255), bench.files[4 + number as usize]);
+            rename_with_whiteout(bench, file, format!("old-{number}").as_bytes(), &new)
+        },
+    },
+    Records {
+        name: "files without a name",
+        prepare: NOTHING,
+        append: |bench, _| bench.one.create_unnamed(bench.folders[0]).1,
+    },
+    Records {
+        name: "files that get a name later",
+        prepare: NOTHING,
+        append: |bench, number| {
+            let name = bench.name(number, 255);
+            let (inode, made) = bench.one.create_unnamed(bench.folders[0]);
+            made && link(bench, inode, bench.folders[0], &name)
+        },
+    },
+    Records {
         name: "create where all leaves are full",
         prepare: make_full_leaves,
         append: |bench, number| {
@@ -260,6 +286,24 @@ const OF_NAMES: [Records; 9] = [
         },
     },
 ];
+
+/// A rename that leaves a whiteout.
+fn rename_with_whiteout(bench: &mut Bench, inode: InodeNumber, old: &[u8], new: &[u8]) -> bool {
+    let ([old_parent, new_parent], uid) = (bench.folders, bench.one.attached.caller.uid.into());
+    let body = RenameBody {
+        old_parent,
+        new_parent,
+        old_cookie: crate::client::cookie(old).into(),
+        new_cookie: crate::client::cookie(new).into(),
+        old_name_bytes: (old.len() as u16).into(),
+        new_name_bytes: (new.len() as u16).into(),
+        ..RenameBody::new_zeroed()
+    };
+    let whiteout = WhiteoutBody { inode: bench.one.new_inode(), uid, gid: uid };
+    let mut header = bench.one.header(Kind::Rename, inode);
+    header.envelope.flags = RENAME_WHITEOUT;
+    bench.one.append(header, &[body.as_bytes(), old, new, whiteout.as_bytes()])
+}
 
 const OF_ATTRIBUTES: [Records; 7] = [
     Records {
