@@ -1,5 +1,6 @@
-//! Files without a name (`O_TMPFILE`) through the library and the mount: such a file ends with the last process that has it open, by whatever
-//! death, also if it was synced; if it has got a name before, it stays; and a daemon that dies meanwhile changes neither.
+//! Files without a name (`O_TMPFILE`) through the library and the mount: such a file ends with the last process that has it
+//! open, by whatever death, also if it was synced; if it has got a name before, it stays; and a daemon that dies meanwhile
+//! changes neither.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
@@ -63,9 +64,15 @@ fn files_end(mounted: bool, daemon_dies: bool) {
     assert!(!child.wait().unwrap().success(), "it was killed");
     let sizes = || node.sh("cd $T; stat -c '%n %s %h' *").expect_success();
     assert_eq!(sizes(), "named 1000000 1\n");
-    until("the other files are gone", || used(&node) == inodes + 1);
+    let are_left = |count| {
+        // The gateway returns closed files to the daemon when it closes another one after their records are digested.
+        if mounted {
+            assert!(std::fs::read_dir(node.path("")).is_ok());
+        }
+        used(&node) == inodes + count
+    };
+    until("the other files are gone", || are_left(1));
     node.sh("rm $T/named").expect_success();
-    // A mount that is idle keeps it.
     if mounted {
         node.hearth(&["umount"]).expect_success();
     }

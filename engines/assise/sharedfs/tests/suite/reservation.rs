@@ -7,7 +7,7 @@ use crate::support::Draws;
 use format::InodeNumber;
 use format::record::{
     ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, Kind, RENAME_WHITEOUT, RenameBody, SYMLINK_BYTES_MAX,
-    UNNAMED_LINKABLE, WhiteoutBody, XATTR_BYTES_MAX,
+    WhiteoutBody, XATTR_BYTES_MAX,
 };
 use pmem::Recorder;
 use sharedfs::{Config, Daemon, Format, format_pool};
