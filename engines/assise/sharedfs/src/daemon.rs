@@ -581,7 +581,7 @@ impl Core {
             wants.collect::<Vec<_>>()
         };
         for (id, up_to) in wanted {
-            if let Ok(crate::digest::Step::Cut(reason)) = self.digest(id, up_to) {
+            if let Ok(crate::digest::Step::Cut(reason)) = self.digest_and_go_on(id, up_to) {
                 self.terminate(id, TerminationReason::Cut(reason));
             }
         }

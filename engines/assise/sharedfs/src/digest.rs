@@ -16,9 +16,14 @@ use ccnvm::SessionId;
 use format::node::InodeItem;
 use format::session::OPEN_TABLE;
 use format::{InodeNumber, Sequence};
+use ipc::Digested;
+use mirror::logs::{RING_START, bytes_between};
 
 /// Inodes that one commit removes.
 const REAP_AT_ONCE: usize = 64;
+
+/// The background thread goes on with a log of which the fraction `1 / GO_ON_PART` was filled while it was digested.
+const GO_ON_PART: u128 = 4;
 
 /// How far a step of a digest came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +78,25 @@ impl Core {
         state.guard(step)
     }
 
+    /// Digests a session's log up to a record, for the background thread. If the session has filled much of its log
+    /// meanwhile, the thread goes on with it next: it does not wait until the session asks again.
+    ///
+    /// # Errors
+    /// As [`Self::digest`].
+    pub fn digest_and_go_on(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+        let before = self.state.lock().digested_of(id);
+        let step = self.digest(id, up_to)?;
+        let mut state = self.state.lock();
+        if state.has_much_to_digest(id, before)
+            && let Some(session) = state.sessions.get_mut(&id)
+        {
+            session.wants_digest = true;
+            drop(state);
+            self.announce_work();
+        }
+        Ok(step)
+    }
+
     /// One commit that removes inodes without a name that no process refers to, behind the entry that says so. True if
     /// there is more.
     ///
@@ -120,6 +144,22 @@ impl State {
         }
         let Some(session) = self.sessions.get(&id) else { return Ok(true) };
         Ok(self.copy.digested(session.log).sequence >= up_to)
+    }
+
+    /// Whether the records that a session's log still has fill about the fraction `1 / GO_ON_PART` of it, if they are as
+    /// long as those that were digested since `before`.
+    fn has_much_to_digest(&self, id: SessionId, before: Digested) -> bool {
+        let Some(session) = self.sessions.get(&id) else { return false };
+        let at = self.copy.digested(session.log);
+        let Some(file) = self.copy.logs.get(&session.log).and_then(|log| log.file.as_ref()) else {
+            return false;
+        };
+        let records = |from: Sequence, to: Sequence| u128::from(to.get().saturating_sub(from.get()));
+        let digested_bytes = bytes_between((RING_START, file.ring_end()), before, at);
+        let left = records(at.sequence, session.shared.committed());
+        let digested = records(before.sequence, at.sequence);
+        digested > 0
+            && left * u128::from(digested_bytes) * GO_ON_PART >= u128::from(file.ring_bytes()) * digested
     }
 
     /// Whether a process may have an inode open that loses its last name. A process that opens it has a lease on it first,

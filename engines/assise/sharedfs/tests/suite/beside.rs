@@ -1,6 +1,6 @@
 //! Calls beside a batch: while it reads, and while its commit waits for the medium.
 
-use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, new_pool, open, tiny, user};
 use crate::door::eventually;
 use crate::locks;
 use format::call::{CallKind, DigestRequest, LOCK_EXCLUSIVE, LockResponse, Status, TicketRequest, split};
@@ -9,7 +9,7 @@ use ipc::ring::{Call, Link, RingClient};
 use ipc::{Host, SystemHost};
 use pmem::Recorder;
 use pmem::recorded::{HeldCall, Verb};
-use sharedfs::{Daemon, log_file};
+use sharedfs::{Config, Daemon, log_file};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -99,6 +99,35 @@ fn what_the_ledger_notes_beside_a_batch_is_in_its_commit() {
     let after = Client::attach(&daemon, user(0));
     after.walk("first/file").unwrap();
     after.walk("second/by three").unwrap();
+}
+
+/// The program asks for one digest. Records that it adds before the batch is done, more than a quarter of its log, follow without
+/// another call.
+#[test]
+fn a_log_that_fills_up_beside_a_batch_is_digested_on() {
+    let recorder = Recorder::new();
+    new_pool(&recorder.medium());
+    let config = Config { idle_digest: 10 * LONG, ..tiny() };
+    let (daemon, _) = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap();
+    let daemon = Arc::new(daemon);
+    daemon.start().unwrap();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (file, made) = one.create(ROOT, b"file", FILE | 0o644);
+    let write = |one: &mut Client, blocks: std::ops::Range<u64>| {
+        blocks.for_each(|block| assert!(one.write(file, block * 4096, &[7; 4096])));
+    };
+    write(&mut one, 0..4);
+    let hold =
+        recorder.hold(HeldCall::Read(log_file(one.attached.welcome.log, one.attached.welcome.incarnation)));
+    one.digest(false).unwrap();
+    eventually("the batch reads", || hold.waiting() == 1);
+    write(&mut one, 4..10);
+    drop(hold);
+    let last = one.pages.commit().load();
+    eventually("all is digested", || one.view.digested().sequence == last);
+    assert!(made);
+    daemon.stop();
 }
 
 #[test]
