@@ -278,7 +278,7 @@ impl LogFile {
         let inside = at_frame && (RING_START..self.end).contains(&from.position);
         let left = if inside { self.ring_bytes() } else { 0 };
         let (window, key) = (Vec::new(), None);
-        Frames { log: self, at: from, left, window, window_at: 0, fetch_bytes, key }
+        Frames { log: self, at: from, left, window, fetched: 0, window_at: 0, fetch_bytes, key }
     }
 }
 
@@ -301,7 +301,9 @@ pub struct Frames<'a> {
     at: Digested,
     /// Bytes of the ring that were not read yet; each byte is read once.
     left: u64,
+    /// Memory for what was fetched: the first `fetched` bytes are those of the log from `window_at` on.
     window: Vec<u8>,
+    fetched: usize,
     window_at: u64,
     /// Bytes of the next fetch.
     fetch_bytes: u64,
@@ -338,16 +340,8 @@ impl Frames<'_> {
         if !well_formed || envelope.frame_bytes() > room {
             return Ok(None);
         }
-        if !self.fetched(position, bytes) {
-            // Keeps the header that was checked: a second fetch could return other bytes.
-            let header = self.windowed(position, HEADER_BYTES as u64).to_vec();
-            let payload = usize::try_from(payload_bytes).expect("a ring fits an address space");
-            self.window.resize(HEADER_BYTES + payload, 0);
-            self.window_at = position;
-            self.window[..HEADER_BYTES].copy_from_slice(&header);
-            if self.log.read(position + HEADER_BYTES as u64, &mut self.window[HEADER_BYTES..])? < payload {
-                return Ok(None);
-            }
+        if !self.fetch(position, bytes)? {
+            return Ok(None);
         }
         let Ok((_, block_sum)) = check_and_sum(self.log.salt, self.windowed(position, bytes)) else {
             return Ok(None);
@@ -370,8 +364,8 @@ impl Frames<'_> {
     }
 
     /// True if these bytes are in the window.
-    fn fetched(&self, position: u64, bytes: u64) -> bool {
-        position >= self.window_at && position + bytes <= self.window_at + self.window.len() as u64
+    fn has(&self, position: u64, bytes: u64) -> bool {
+        position >= self.window_at && position + bytes <= self.window_at + self.fetched as u64
     }
 
     fn windowed(&self, position: u64, bytes: u64) -> &[u8] {
@@ -379,18 +373,24 @@ impl Frames<'_> {
         &self.window[start..start + usize::try_from(bytes).expect("a window fits an address space")]
     }
 
-    /// Loads these bytes into the window; false if the file is too short.
+    /// Loads these bytes into the window; false if the file is too short. Bytes that are in the window stay: a header that was
+    /// checked is not read again, since a second reading could give other bytes.
     fn fetch(&mut self, position: u64, bytes: u64) -> Result<bool, MediaError> {
-        if self.fetched(position, bytes) {
+        if self.has(position, bytes) {
             return Ok(true);
         }
-        let wanted = self.fetch_bytes.min(self.log.end - position);
+        let size = |bytes: u64| usize::try_from(bytes).expect("a window fits an address space");
+        let skipped = position.checked_sub(self.window_at).map_or(self.fetched, size).min(self.fetched);
+        self.window.copy_within(skipped..self.fetched, 0);
+        (self.fetched, self.window_at) = (self.fetched - skipped, position);
+        let wanted = size(self.fetch_bytes.max(bytes).min(self.log.end - position));
         self.fetch_bytes = WINDOW_BYTES;
-        self.window.resize(usize::try_from(wanted).expect("a window fits an address space"), 0);
-        self.window_at = position;
-        let there = self.log.read(position, &mut self.window)?;
-        self.window.truncate(there);
-        Ok(self.fetched(position, bytes))
+        if self.window.len() < wanted {
+            self.window.resize(wanted, 0);
+        }
+        let there = &mut self.window[self.fetched..wanted];
+        self.fetched += self.log.read(position + self.fetched as u64, there)?;
+        Ok(self.has(position, bytes))
     }
 }
 
