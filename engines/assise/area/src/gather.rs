@@ -72,7 +72,8 @@ enum Content {
 #[derive(Default)]
 struct NewBlocks {
     blocks: Vec<(u64, NewBlock)>,
-    places: HashMap<u64, u32>,
+    /// A program chooses the numbers: the key of the hash is random.
+    places: HashMap<u64, u32, foldhash::fast::RandomState>,
 }
 
 impl NewBlocks {
