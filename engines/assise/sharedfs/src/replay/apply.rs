@@ -6,7 +6,7 @@ use area::{Applied, Applying, AreaError, Batch, Refused};
 use format::node::InodeItem;
 use format::record::{self, Operation, Record};
 use format::superblock::OWNER_DAEMON;
-use format::{DecodeError, InodeNumber, LogUid};
+use format::{DecodeError, InodeNumber, LeaseVersion, LogUid};
 
 /// Why a log was cut before its commit word said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,15 @@ pub(crate) enum Backing {
     Nothing,
 }
 
+/// The judgement of a write that counted. It holds for the next write of the log to the same inode, if only such writes lie
+/// between the two: they change nothing by which a write is judged, and rights do not end within a batch.
+#[derive(Clone, Copy)]
+pub(crate) struct JudgedWrite {
+    inode: InodeNumber,
+    version: LeaseVersion,
+    owner: u32,
+}
+
 /// The inode whose last name a record may remove.
 pub(crate) fn victim_of(record: &Record<'_>) -> Option<InodeNumber> {
     match &record.operation {
@@ -81,18 +90,29 @@ pub(crate) fn created_by(record: &Record<'_>) -> Option<InodeNumber> {
 }
 
 /// Judges one record and applies it, with what follows for the mode. `block_sum` is the checksum of a payload that is one
-/// block.
+/// block; `judged` is kept from one record of the batch to the next.
 pub(crate) fn apply_record(
     batch: &mut Batch<'_>,
     (uid, open): (LogUid, &OpenLog),
     (record, block_sum): (&Record<'_>, Option<u32>),
     keep_open: impl FnOnce() -> bool,
     take_room: &mut dyn FnMut(u64, bool) -> Backing,
+    judged: &mut Option<JudgedWrite>,
 ) -> Result<Applied, Halt> {
-    let decision = authorize::decide(open, record, &mut |inode| batch.inode(inode))?;
-    let allowed = decision.map_err(|refusal| Halt::Cut(CutReason::Refused(refusal)))?;
-    let version = |inode: InodeNumber| authorize::version_of(open, inode, record.sequence);
-    let owner = owner_key(open, batch.inode(record.inode)?.as_ref());
+    let is_write = matches!(record.operation, Operation::Write { .. });
+    let before = judged.take().filter(|before| is_write && before.inode == record.inode);
+    let (allowed, owner) = match before {
+        Some(before) => (Allowed::AsIs, before.owner),
+        None => {
+            let decision = authorize::decide(open, record, &mut |inode| batch.inode(inode))?;
+            let allowed = decision.map_err(|refusal| Halt::Cut(CutReason::Refused(refusal)))?;
+            (allowed, owner_key(open, batch.inode(record.inode)?.as_ref()))
+        }
+    };
+    let version = |inode: InodeNumber| match before {
+        Some(before) if before.inode == inode => before.version,
+        _ => authorize::version_of(open, inode, record.sequence),
+    };
     let shared = owner == OWNER_DAEMON && record::takes_blocks(&record.operation);
     let backing = take_room(record::room_blocks(&record.operation), shared);
     if backing == Backing::Nothing {
@@ -121,7 +141,12 @@ pub(crate) fn apply_record(
             batch.set_mode(record.inode, mode)?;
             Ok(applied)
         }
-        (Allowed::AsIs, operation) => Ok(batch.apply(record.inode, operation, &applying)?),
+        (Allowed::AsIs, operation) => {
+            let applied = batch.apply(record.inode, operation, &applying)?;
+            let inode = record.inode;
+            *judged = is_write.then(|| JudgedWrite { inode, version: version(inode), owner });
+            Ok(applied)
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! with "digested up to" and all that the ledger said before. A head writes the entries that say what the batch did before
 //! the commit, so that a copy which has the commit's ledger can repeat it.
 
-use super::apply::{Backing, CutReason, Halt, apply_record, created_by, victim_of};
+use super::apply::{Backing, CutReason, Halt, JudgedWrite, apply_record, created_by, victim_of};
 use super::copy::{LocalCopy, Visit, contain_changes};
 use super::table::OpenLog;
 use crate::config::Config;
@@ -164,6 +164,7 @@ struct BatchWork<'a> {
     removed_max: usize,
     records: usize,
     bytes: usize,
+    judged: Option<JudgedWrite>,
     /// Hash of these records, if they were read with hashes.
     hash: Option<RecordsHash>,
     at: Digested,
@@ -237,6 +238,7 @@ fn try_batch(
         removed_max,
         records: 0,
         bytes: 0,
+        judged: None,
         hash: Some(RecordsHash::default()),
         at: before,
     };
@@ -410,7 +412,8 @@ impl BatchWork<'_> {
         let mut take_room = |blocks, shared| decisions.take_room(blocks, shared);
         let no_more = self.removed.len() >= self.removed_max;
         let keeps = || no_more || record::keeps_open(frame) || victim_of(&record).is_some_and(is_open);
-        match apply_record(batch, (self.log, self.open), (&record, block_sum), keeps, &mut take_room)? {
+        let (of_log, judged) = ((self.log, self.open), &mut self.judged);
+        match apply_record(batch, of_log, (&record, block_sum), keeps, &mut take_room, judged)? {
             Applied::Orphaned(inode) => self.orphans.push((inode, record::keeps_open(frame))),
             Applied::Removed(inode) => self.removed.push(inode),
             Applied::Done | Applied::Stale => {}

@@ -36,6 +36,26 @@ fn what_is_written_is_read_after_digest_and_after_restart() {
     assert_eq!(two.read(file, 0, 6).unwrap(), b"later\0");
 }
 
+/// A write that was judged says nothing of the next one if the mode changes between them: the set-id bits go.
+#[test]
+fn a_write_behind_a_change_of_mode_is_judged_again() {
+    let (_, daemon) = fresh();
+    let mut root = Client::attach(&daemon, user(0));
+    root.write_lease(ROOT);
+    let (folder, made) = root.create(ROOT, b"folder", DIRECTORY | 0o777);
+    assert!(made);
+    root.digest(true).unwrap();
+    let mut alice = Client::attach_as(&daemon, user(5), 2);
+    alice.walk("folder").unwrap();
+    alice.write_lease(folder);
+    let (file, made) = alice.create(folder, b"file", FILE | 0o755);
+    assert!(made && alice.write(file, 0, b"one") && alice.write(file, 3, b"two"));
+    assert!(alice.set_mode(file, 0o4755) && alice.write(file, 6, b"three"));
+    alice.digest(true).unwrap();
+    let found = alice.walk("folder/file").unwrap().item;
+    assert_eq!((found.size.get(), found.mode.get()), (11, FILE | 0o755));
+}
+
 #[test]
 fn a_killed_daemon_finds_every_committed_record() {
     let (recorder, daemon) = fresh();
