@@ -146,11 +146,12 @@ pub fn asks_for_records(message: &[u8]) -> bool {
 }
 
 impl Receiver {
-    /// Answers a question of a head about the records of this copy.
+    /// Answers a question of a head about the records of this copy. Reading long logs may take longer than a greeting may, so
+    /// the answer has no deadline of its own: it is sent unless the connection ends.
     ///
     /// # Errors
     /// `Message`, `Broken`: the head violates the protocol. `Media`, `Connection`.
-    pub fn answer_records(&self, connection: &Connection, came: &[u8], until: Time) -> Result<(), Error> {
+    pub fn answer_records(&self, connection: &Connection, came: &[u8]) -> Result<(), Error> {
         let answer = match MirrorMessage::decode(came)? {
             MirrorMessage::CheckRecords { key, logs } => {
                 let mut marks = Vec::new();
@@ -162,7 +163,7 @@ impl Receiver {
             MirrorMessage::Fetch(part) => self.bytes_of(&part, connection.message_bytes_max())?,
             _ => return Err(Error::Broken("a head asks for records")),
         };
-        connection.send(&answer, Some(until))?;
+        connection.send(&answer, None)?;
         Ok(())
     }
 

@@ -272,8 +272,7 @@ impl Standby {
             return Err(mirror::Error::Refused(MirrorRefusal::Closed));
         };
         let stepped = if asks_for_records(&came) {
-            let until = inner.host.now().after(GREETING);
-            receiver.answer_records(connection, &came, until).map(|()| Stepped::Taken)
+            receiver.answer_records(connection, &came).map(|()| Stepped::Taken)
         } else {
             receiver.take(&came, |answer| {
                 connection.send(answer, None)?;
