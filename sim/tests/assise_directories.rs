@@ -224,6 +224,38 @@ fn looking_up_many_names_costs_a_call_for_many() {
     node.tidy();
 }
 
+/// A program reads small files that it has written itself, in an order of its own, after they were digested.
+#[test]
+fn small_files_that_a_program_wrote_itself_cost_a_call_for_many() {
+    const FILES: usize = 512;
+    let node = Node::new(roomy());
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    let mut program = process(Arc::new(libfs), 1);
+    let path = |file: usize| at(&format!("d{}/f{file}", file % 16));
+    let data = |file: usize| vec![file as u8; 1 + file % 7 * 3000];
+    for folder in 0..16 {
+        done(&mut program, &Call::Mkdir { path: at(&format!("d{folder}")), mode: 0o777 });
+    }
+    for file in 0..FILES {
+        done(&mut program, &Call::Open { slot: 0, path: path(file), flags: 0o102, mode: 0o666 });
+        done(&mut program, &Call::Pwrite { slot: 0, offset: 0, data: data(file) });
+        done(&mut program, &Call::Close(0));
+    }
+    node.tidy();
+    let before = local.counts.of(CallKind::Extents);
+    for file in 0..FILES {
+        let file = file * 389 % FILES;
+        done(&mut program, &Call::Open { slot: 0, path: path(file), flags: 0, mode: 0 });
+        let read = done(&mut program, &Call::Pread { slot: 0, offset: 0, bytes: 1 << 16 });
+        assert_eq!(read, Answer::Bytes(data(file)), "{file}");
+        done(&mut program, &Call::Close(0));
+    }
+    let calls = local.counts.of(CallKind::Extents) - before;
+    assert!(calls > 0, "nothing was digested");
+    assert!(calls <= FILES as u64 / 4, "{calls} calls for {FILES} files");
+    node.tidy();
+}
+
 /// One name of each of many folders is looked up by one call.
 #[test]
 fn a_single_name_of_a_folder_does_not_make_it_be_read() {
