@@ -1,5 +1,6 @@
-//! The cost of a write for a program, through the C library and all layers below: no system call, no allocation, one
-//! fence, and of the update log its bytes with a header, rounded up to lines. Never time.
+//! The cost of calls for a program, through the C library and all layers below. A write: no system call, no allocation,
+//! one fence, and of the update log its bytes with a header, rounded up to lines. Opening, mapping and closing a file:
+//! the system calls that need the kernel's descriptor and memory. Never time.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
@@ -55,10 +56,52 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// The program, made in the node's folder and run on its tree.
-fn run(node: &Node, arguments: &[&str]) -> Output {
+/// After the first rounds the kernel kills it at any system call but those that a descriptor and a mapping need. It opens,
+/// reads, maps for reading, unmaps and closes a file, and links and unlinks another name.
+const OPENS: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ALLOW(number) \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+
+static struct sock_filter allowed[] = {
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+    ALLOW(SYS_fcntl), ALLOW(SYS_close), ALLOW(SYS_mmap), ALLOW(SYS_mprotect), ALLOW(SYS_munmap), ALLOW(SYS_exit),
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+};
+
+int main(int argc, char **argv) {
+    static char bytes[5000], other[4000];
+    snprintf(other, sizeof other, "%s-link", argv[1]);
+    for (int round = 0; round < 40; round++) {
+        if (round == 20) {
+            struct sock_fprog program = {sizeof allowed / sizeof *allowed, allowed};
+            if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 11;
+            if (argc > 2) getppid();
+        }
+        int fd = open(argv[1], O_RDWR | O_CREAT, 0644);
+        if (fd < 0 || pwrite(fd, bytes, sizeof bytes, 0) != sizeof bytes) return 12;
+        char *map = mmap(0, sizeof bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED || munmap(map, sizeof bytes) || close(fd)) return 13;
+        if (link(argv[1], other) || unlink(other)) return 14;
+    }
+    syscall(SYS_exit, 0);
+}
+"#;
+
+/// Compiles a program in the node's folder, and runs it on the node's tree.
+fn run(node: &Node, text: &str, arguments: &[&str]) -> Output {
     let (source, program) = (format!("{}/steady.c", node.dir()), format!("{}/steady", node.dir()));
-    std::fs::write(&source, PROGRAM).unwrap();
+    std::fs::write(&source, text).unwrap();
     limited(&["cc"], &["-O1", "-o", &program, &source, "-ldl"]).expect_success();
     let file = node.path("file");
     node.hearth(&[&["run", "--", &program, &file][..], arguments].concat())
@@ -75,7 +118,7 @@ fn a_write_in_steady_state_is_one_fence_and_neither_call_nor_allocation() {
         ("129", "400", "400", "0 400 102400\n"),
         ("4096", "32", "80", "0 80 332800\n"),
     ] {
-        let told = run(&node, &[bytes, warm, rounds]).expect_success();
+        let told = run(&node, PROGRAM, &[bytes, warm, rounds]).expect_success();
         assert_eq!(told, line, "{rounds} writes of {bytes} bytes");
     }
     assert_eq!(node.sh("wc -c < $T/file").expect_success(), "65536\n");
@@ -84,6 +127,14 @@ fn a_write_in_steady_state_is_one_fence_and_neither_call_nor_allocation() {
 #[test]
 fn a_call_that_the_kernel_sees_would_be_noticed() {
     let node = Node::up();
-    let killed = run(&node, &["128", "32", "10", &node.path("other")]);
+    let killed = run(&node, PROGRAM, &["128", "32", "10", &node.path("other")]);
     assert!(!killed.status.success() && killed.stdout.is_empty(), "{killed:?}");
+}
+
+#[test]
+fn opening_mapping_and_closing_a_file_needs_no_other_system_calls_than_its_descriptor_and_memory() {
+    let node = Node::up();
+    run(&node, OPENS, &[]).expect_success();
+    let killed = run(&node, OPENS, &["and one more call"]);
+    assert!(!killed.status.success(), "a further call would be noticed: {killed:?}");
 }

@@ -52,6 +52,7 @@ pub mod mount;
 mod patch;
 mod paths;
 mod preload;
+mod process_lock;
 pub mod raw;
 mod real;
 mod regions;

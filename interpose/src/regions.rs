@@ -7,13 +7,8 @@
 //! **Locks.** [`LOCK`] is held for each read and each change of the list. A change replaces the whole list, so that a
 //! child which is forked meanwhile finds a complete list. A forked child finds the lock free.
 
-use ipc::{Host, SystemHost, WAKE_ALL, Word};
+use crate::process_lock::{ProcessGuard, ProcessLock};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::time::Duration;
-
-/// Interval in which a waiter checks the lock: a child that runs in this memory may have been killed while it held the
-/// lock.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A mapping of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,18 +24,14 @@ static LIST: AtomicPtr<Vec<Region>> = AtomicPtr::new(std::ptr::null_mut());
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Number of regions.
 static COUNT: AtomicU64 = AtomicU64::new(0);
-/// 1 while a thread reads or changes the list.
-static LOCK: Word = Word::new(0);
+/// Held while a thread reads or changes the list.
+static LOCK: ProcessLock = ProcessLock::new();
 
-struct RegionsLock;
+struct RegionsLock(#[expect(dead_code, reason = "dropped to free the lock")] ProcessGuard<'static>);
 
 impl RegionsLock {
     fn take() -> Self {
-        // Acquire pairs with the Release below.
-        while LOCK.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            SystemHost.wait(&LOCK, 1, Some(SystemHost.now().after(CHECK_INTERVAL)));
-        }
-        Self
+        Self(LOCK.take())
     }
 
     /// The current regions.
@@ -59,13 +50,6 @@ impl RegionsLock {
             // lock.
             drop(unsafe { Box::from_raw(before) });
         }
-    }
-}
-
-impl Drop for RegionsLock {
-    fn drop(&mut self) {
-        LOCK.store(0, Ordering::Release);
-        SystemHost.wake(&LOCK, WAKE_ALL);
     }
 }
 
@@ -139,7 +123,7 @@ pub fn moved(from: (u64, u64), to: (u64, u64), stays: bool) {
 
 /// This process is a forked child.
 pub fn note_child() {
-    LOCK.store(0, Ordering::Relaxed);
+    LOCK.free_in_child();
 }
 
 #[cfg(test)]

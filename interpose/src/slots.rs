@@ -18,6 +18,7 @@ use crate::descriptors::move_up;
 use crate::identity::Users;
 use crate::local::local;
 use crate::mount::Errno;
+use crate::process_lock::ProcessLock;
 use crate::raw;
 use ipc::{Host, SystemHost, WAKE_ALL, Word};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -64,30 +65,10 @@ static CURRENT: AtomicU32 = AtomicU32::new(0);
 static FORKS: AtomicU32 = AtomicU32::new(1);
 /// The process may fork without the library's knowledge, so no slot is reused.
 static UNSEEN: AtomicBool = AtomicBool::new(false);
-/// 1 while a thread changes the above.
-static LOCK: Word = Word::new(0);
+/// Held while a thread changes the above.
+static LOCK: ProcessLock = ProcessLock::new();
 /// The number of this process; 0 before the first use.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
-
-/// The lock on the tables.
-struct TablesLock;
-
-impl TablesLock {
-    fn take() -> Self {
-        // Acquire pairs with the Release below.
-        while LOCK.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            SystemHost.wait(&LOCK, 1, Some(SystemHost.now().after(CHECK_INTERVAL)));
-        }
-        Self
-    }
-}
-
-impl Drop for TablesLock {
-    fn drop(&mut self) {
-        LOCK.store(0, Ordering::Release);
-        SystemHost.wake(&LOCK, WAKE_ALL);
-    }
-}
 
 /// Before and after a fork: from now on, another process may have the slots of this one.
 pub fn note_fork() {
@@ -104,14 +85,14 @@ pub fn note_unseen() {
 pub fn note_child() {
     note_fork();
     PROCESS.store(0, Ordering::Relaxed);
-    LOCK.store(0, Ordering::Relaxed);
+    LOCK.free_in_child();
 }
 
 /// The process may be another user from now on, whose writes must not affect the files of the former user. So it
 /// continues with its own copies of the tables before it runs anything as that user, unless it can return to the users
 /// with which it shares them.
 pub fn note_user() {
-    let _lock = TablesLock::take();
+    let _lock = LOCK.take();
     let now = Users::now();
     if table::is_somebody_else(now) {
         table::leave(now);
@@ -143,7 +124,7 @@ impl FileSlot {
     /// # Errors
     /// EMFILE: there is no free slot, and no further table can be created.
     pub fn take() -> Result<Self, Errno> {
-        let _lock = TablesLock::take();
+        let _lock = LOCK.take();
         let table = match CURRENT.load(Ordering::Relaxed).checked_sub(1) {
             Some(current) => {
                 if let Some(slot) = Self::take_in(current as usize) {
@@ -186,7 +167,7 @@ impl FileSlot {
 
     /// Returns the slot. If no other process can have it, it is reused for another file.
     pub fn give_back(self) {
-        let _lock = TablesLock::take();
+        let _lock = LOCK.take();
         let taken = TAKEN_AT[self.0 as usize].swap(0, Ordering::Relaxed);
         if taken == FORKS.load(Ordering::SeqCst) && !UNSEEN.load(Ordering::SeqCst) {
             // Release pairs with the Acquire of `take_in`.
@@ -206,7 +187,7 @@ impl FileSlot {
     /// # Errors
     /// EMFILE.
     pub fn pass_on(self) -> Result<(u32, i32), Errno> {
-        let _lock = TablesLock::take();
+        let _lock = LOCK.take();
         TAKEN_AT[self.0 as usize].store(OTHERS_TOO, Ordering::Relaxed);
         let index = self.0 % SLOTS_MAX as u32;
         let next = Users::after_exec();
@@ -223,7 +204,7 @@ impl FileSlot {
 
     /// Takes over a slot that [`Self::pass_on`] has passed on, and the descriptor.
     pub fn adopt(number: u32, memfd: i32) -> Option<Self> {
-        let _lock = TablesLock::take();
+        let _lock = LOCK.take();
         let table = table::adopt(memfd)?;
         let index = number as usize;
         let known = (1..TABLES[table].slots().len()).contains(&index);
