@@ -37,7 +37,7 @@ struct FileAhead {
     blocks: u64,
 }
 
-/// What a request may still ask for.
+/// The numbers of files and blocks that a request may still include.
 #[derive(Debug)]
 struct Budget {
     files: usize,
