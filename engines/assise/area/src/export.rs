@@ -29,17 +29,17 @@ pub struct KeyRange {
     pub blocks_to: u64,
 }
 
-/// Keys from the first on, before the second.
-type Keys = (Key, Option<Key>);
+/// Keys from the first on, before the second; `None`: up to the end of the tree.
+pub type KeySpan = (Key, Option<Key>);
 
 /// Ranges of keys below a pointer that changed from an entry of the ledger on, as the versions say: those of the leaves with
 /// such a pointer, and that of the last leaf of what took over the range behind it.
 pub(crate) fn changed_keys(
     store: &NodeStore,
     (pointer, level): (&NodePointer, u8),
-    (first, end): Keys,
+    (first, end): KeySpan,
     (from, widened): (Sequence, bool),
-    found: &mut Vec<Keys>,
+    found: &mut Vec<KeySpan>,
 ) -> Result<(), AreaError> {
     if pointer.version < from && !widened {
         return Ok(());
@@ -59,6 +59,24 @@ pub(crate) fn changed_keys(
     Ok(())
 }
 
+fn is_of_extent(key: &Key) -> bool {
+    key.kind() == Ok(ItemKind::Extent)
+}
+
+/// Spans in the order of their first keys, with those that touch or overlap joined.
+fn joined(spans: Vec<KeySpan>) -> Vec<KeySpan> {
+    let mut joined: Vec<KeySpan> = Vec::new();
+    for (first, end) in spans {
+        match joined.last_mut() {
+            Some((_, last)) if last.is_none_or(|last| first <= last) => {
+                *last = last.zip(end).map(|(last, end)| last.max(end));
+            }
+            _ => joined.push((first, end)),
+        }
+    }
+    joined
+}
+
 impl Snapshot {
     /// The range of all keys.
     pub fn whole(&self) -> KeyRange {
@@ -70,34 +88,77 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::inode`].
     pub fn changed_from(&self, from: Sequence) -> Result<(Vec<KeyRange>, usize), AreaError> {
-        let level = u8::try_from(self.root.height.get() - 1).expect("the height was checked");
-        let mut keys = Vec::new();
-        changed_keys(&self.store, (&self.root.node, level), (KEY_MIN, None), (from, false), &mut keys)?;
-        let leaves = keys.len();
-        let mut joined: Vec<Keys> = Vec::new();
-        for (first, end) in keys {
-            match joined.last_mut() {
-                Some((_, last)) if *last == Some(first) => *last = end,
-                _ => joined.push((first, end)),
-            }
+        self.changed_here_or_there(from, Vec::new())
+    }
+
+    /// The same, and the ranges in which another tree changed that was equal before that entry.
+    ///
+    /// # Errors
+    /// As [`Snapshot::inode`].
+    pub fn changed_here_or_there(
+        &self,
+        from: Sequence,
+        there: Vec<KeySpan>,
+    ) -> Result<(Vec<KeyRange>, usize), AreaError> {
+        let mut spans = self.changed_leaves(from)?;
+        let leaves = spans.len() + there.len();
+        for (first, end) in there {
+            spans.push((self.start_of_extent(first)?, end));
         }
-        let ranges = joined.into_iter().map(|keys| self.range_of(keys));
+        spans.sort_unstable_by_key(|(first, _)| *first);
+        let ranges = joined(spans).into_iter().map(|span| self.range_of(span));
         Ok((ranges.collect::<Result<_, AreaError>>()?, leaves))
     }
 
-    fn range_of(&self, (first, end): Keys) -> Result<KeyRange, AreaError> {
-        let of_extent = |key: &Key| key.kind() == Ok(ItemKind::Extent);
-        let mut range = KeyRange { first, end, blocks_from: first.sub(), blocks_to: 0 };
-        if of_extent(&first)
-            && let Some(last) = first.sub().checked_sub(1)
-        {
-            let inode = InodeNumber::new(first.object());
-            let before = self.view().extent_items(inode, last..first.sub(), 1)?;
-            if let Some((key, value)) = before.first() {
-                range.blocks_from = StoredExtent::decode(key, value)?.end();
+    /// The keys that changed from an entry of the ledger on, and those of all blocks that the extents among them cover.
+    ///
+    /// # Errors
+    /// As [`Snapshot::inode`].
+    pub fn changed_spans(&self, from: Sequence) -> Result<Vec<KeySpan>, AreaError> {
+        let mut spans = joined(self.changed_leaves(from)?);
+        for (_, end) in &mut spans {
+            if let Some(key) = end.filter(is_of_extent)
+                && let Some(last) = self.extent_before(&key)?
+                && last > key.sub()
+            {
+                *end = Some(Key::new(key.object(), ItemKind::Extent, last));
             }
         }
-        if let Some(end) = end.filter(of_extent) {
+        Ok(joined(spans))
+    }
+
+    fn changed_leaves(&self, from: Sequence) -> Result<Vec<KeySpan>, AreaError> {
+        let level = u8::try_from(self.root.height.get() - 1).expect("the height was checked");
+        let mut spans = Vec::new();
+        changed_keys(&self.store, (&self.root.node, level), (KEY_MIN, None), (from, false), &mut spans)?;
+        Ok(spans)
+    }
+
+    /// The key, or that of the extent that begins before it and covers its block.
+    fn start_of_extent(&self, key: Key) -> Result<Key, AreaError> {
+        if !is_of_extent(&key) {
+            return Ok(key);
+        }
+        let covering =
+            self.view().extent_items(InodeNumber::new(key.object()), key.sub()..key.sub() + 1, 1)?;
+        Ok(covering.first().map_or(key, |(first, _)| key.min(*first)))
+    }
+
+    /// The end of the extent that begins before this key of an extent, if it reaches up to it.
+    fn extent_before(&self, key: &Key) -> Result<Option<u64>, AreaError> {
+        let Some(last) = key.sub().checked_sub(1) else { return Ok(None) };
+        let before = self.view().extent_items(InodeNumber::new(key.object()), last..key.sub(), 1)?;
+        before.first().map(|(key, value)| Ok(StoredExtent::decode(key, value)?.end())).transpose()
+    }
+
+    fn range_of(&self, (first, end): KeySpan) -> Result<KeyRange, AreaError> {
+        let mut range = KeyRange { first, end, blocks_from: first.sub(), blocks_to: 0 };
+        if is_of_extent(&first)
+            && let Some(covered) = self.extent_before(&first)?
+        {
+            range.blocks_from = covered;
+        }
+        if let Some(end) = end.filter(is_of_extent) {
             range.blocks_to = u64::MAX;
             self.view().scan_kind(end.object(), ItemKind::Extent, end.sub(), &mut |key, _| {
                 range.blocks_to = key.sub();

@@ -1,8 +1,8 @@
-//! A whole tree from another node in the place of the own one.
+//! The tree of another node in the place of the own one: the whole tree, or the ranges in which the two differ.
 //!
-//! Items come in ranges of keys, and blocks of data behind the extents that hold them; later ranges replace what
-//! earlier ones brought. All of it goes to nodes and blocks that the last commit does not name. One commit at the end makes it the
-//! pool's tree, and frees what the pool held before.
+//! Items come in ranges of keys, and blocks of data behind the extents that hold them; each range replaces the items and
+//! blocks that were there. All of it goes to nodes and blocks that the last commit does not name. One commit at the end makes
+//! it the pool's tree, and frees what the pool held before and does not hold any more.
 //!
 //! Guarantees: until that commit the pool stays as it was, and an import that is given up leaves no trace but files of
 //! segments that no tree names. The commit is made only of a tree that is as large as its sender says, with all its
@@ -10,8 +10,9 @@
 
 use crate::AreaError;
 use crate::area::Area;
-use crate::export::KeyRange;
+use crate::export::{KeyRange, KeySpan};
 use crate::layout;
+use crate::runs::RunSet;
 use crate::snapshot::Snapshot;
 use crate::space::{CommitStamp, Run};
 use crate::store::NodeStore;
@@ -22,10 +23,10 @@ use crate::view::{Extent, View};
 use format::checksum::{self, Salt};
 use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, InodeItem, ItemKind, Key};
 use format::root::{NodePointer, Root};
-use format::{BLOCK_BYTES, Block, SegmentId, Sequence};
+use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId, Sequence};
 use pmem::alloc::Fit;
-use std::collections::VecDeque;
-use std::ops::ControlFlow;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::{ControlFlow, Range};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -51,9 +52,18 @@ pub struct Import {
     /// The range that is being brought, and its last key that came.
     range: Option<(KeyRange, Option<Key>)>,
     awaited: VecDeque<Awaited>,
+    /// Of an import into the tree that was there: the nodes and blocks that are not of that tree.
+    made_here: Option<MadeHere>,
     /// The nodes and blocks that the commit frees: those of the tree that was there.
     old_nodes: Vec<Block>,
     old_data: Vec<Run>,
+}
+
+/// Nodes and blocks that an import has taken, and not given back yet.
+#[derive(Default)]
+struct MadeHere {
+    nodes: BTreeSet<Block>,
+    blocks: RunSet,
 }
 
 /// Why an import is refused.
@@ -86,9 +96,45 @@ impl Import {
             data_blocks: 0,
             range: None,
             awaited: VecDeque::new(),
+            made_here: None,
             old_nodes,
             old_data,
         })
+    }
+
+    /// Begins with the tree that is there. The ranges have to contain all keys and blocks in which it differs from the
+    /// tree that comes.
+    ///
+    /// # Errors
+    /// `Poisoned`; `Medium`.
+    pub fn begin_with_own(mut area: Area) -> Result<Self, AreaError> {
+        if area.poisoned {
+            return Err(AreaError::Poisoned);
+        }
+        area.clear_torn_slot()?;
+        area.keep(0, 0);
+        let root = area.last.root;
+        Ok(Self {
+            made: CommitStamp { commit: root.commit.next(), time_ns: 0 },
+            area,
+            tree: Tree::committed(root.node, root.height.get()),
+            version: Sequence::new(0),
+            inodes: root.inodes.get(),
+            data_blocks: root.data_blocks.get(),
+            range: None,
+            awaited: VecDeque::new(),
+            made_here: Some(MadeHere::default()),
+            old_nodes: Vec::new(),
+            old_data: Vec::new(),
+        })
+    }
+
+    /// The ranges of keys that changed in the tree that was there, from an entry of the ledger on.
+    ///
+    /// # Errors
+    /// `Node`, `Item`, `Medium`.
+    pub fn changed_from(&self, from: Sequence) -> Result<Vec<KeySpan>, AreaError> {
+        self.area.last.changed_spans(from)
     }
 
     /// The following ranges are of a tree that this entry of the ledger changed last.
@@ -116,10 +162,10 @@ impl Import {
         Ok(())
     }
 
-    /// Begins a range: data of it that an earlier round brought is removed.
+    /// Begins a range: the items and blocks of it that are there are removed.
     ///
     /// # Errors
-    /// `Import`: the range before is not whole. `NoSpace`, `Node`, `Medium`.
+    /// `Import`: the range before is not whole. `NoSpace`, `Node`, `Item`, `Medium`.
     pub fn begin_range(&mut self, range: KeyRange) -> Result<(), AreaError> {
         self.end_range()?;
         self.clear(&range)?;
@@ -128,8 +174,7 @@ impl Import {
     }
 
     fn clear(&mut self, range: &KeyRange) -> Result<(), AreaError> {
-        let is_extent = |key: &Key| key.kind() == Ok(ItemKind::Extent);
-        let of = |key: &Key, other: &Key| key.object() == other.object() && is_extent(other);
+        self.cut_at_start(range)?;
         let mut from = range.first;
         loop {
             let mut found = Vec::new();
@@ -137,7 +182,7 @@ impl Import {
             self.view().scan(&from, &crate::snapshot::KEY_MAX, &mut |key, value| {
                 let beyond = range.end.filter(|end| key >= end);
                 let is_piece =
-                    is_extent(key) && beyond.is_some_and(|end| of(key, &end) && key.sub() < range.blocks_to);
+                    beyond.is_some_and(|end| is_extent_of(key, &end) && key.sub() < range.blocks_to);
                 if beyond.is_some() && !is_piece {
                     return Ok(ControlFlow::Break(()));
                 }
@@ -145,14 +190,17 @@ impl Import {
                     next = Some(*key);
                     return Ok(ControlFlow::Break(()));
                 }
-                let is_before = is_extent(key) && of(key, &range.first) && key.sub() < range.blocks_from;
+                let is_before = is_extent_of(key, &range.first) && key.sub() < range.blocks_from;
                 if !is_before {
                     found.push((*key, Box::<[u8]>::from(value)));
                 }
                 Ok(ControlFlow::Continue(()))
             })?;
             for (key, value) in found {
-                self.take_out(&key, &value)?;
+                // Blocks behind the range belong to it only up to the first one that an extent behind it covers.
+                let to =
+                    range.end.filter(|end| is_extent_of(&key, end)).map_or(u64::MAX, |_| range.blocks_to);
+                self.take_out(&key, &value, 0..to)?;
             }
             match next {
                 Some(next) => from = next,
@@ -161,19 +209,62 @@ impl Import {
         }
     }
 
-    fn take_out(&mut self, key: &Key, value: &[u8]) -> Result<(), AreaError> {
+    /// An extent that begins before the first block of the range and reaches into it keeps only its blocks before the
+    /// range, and those behind it.
+    fn cut_at_start(&mut self, range: &KeyRange) -> Result<(), AreaError> {
+        if range.first.kind() != Ok(ItemKind::Extent) || range.blocks_from == 0 {
+            return Ok(());
+        }
+        let (inode, from) = (InodeNumber::new(range.first.object()), range.blocks_from);
+        let to =
+            range.end.filter(|end| is_extent_of(&range.first, end)).map_or(u64::MAX, |_| range.blocks_to);
+        let reaching = self.view().extent_items(inode, from..from + 1, 1)?;
+        match reaching.first().filter(|(key, _)| key.sub() < from) {
+            Some((key, value)) => self.take_out(key, value, from..to.max(from)),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes an item; of an extent only these blocks of the file.
+    fn take_out(&mut self, key: &Key, value: &[u8], blocks: Range<u64>) -> Result<(), AreaError> {
         match key.kind() {
             Ok(ItemKind::Extent) => {
-                for run in runs_of(key, value)? {
-                    self.area.space.recycle(run);
-                    self.data_blocks -= u64::from(run.blocks);
+                let stored = StoredExtent::decode(key, value)?;
+                let (first, end) = (stored.first, stored.end());
+                let cut = blocks.start.clamp(first, end)..blocks.end.clamp(first, end);
+                if cut.is_empty() {
+                    return Ok(());
+                }
+                self.tree.remove(&self.area.last.store, key)?;
+                for kept in [first..cut.start, cut.end..end].into_iter().filter(|kept| !kept.is_empty()) {
+                    let key = Key::new(key.object(), ItemKind::Extent, kept.start);
+                    self.tree.put(&self.area.last.store, key, &stored.value_of(kept))?;
+                }
+                for extent in stored.extents(cut.clone()) {
+                    let covered = extent.first.max(cut.start)..extent.end().min(cut.end);
+                    let Extent { segment, block, blocks, .. } = extent.part(covered);
+                    self.give_back(Run { segment, block, blocks });
                 }
             }
-            Ok(ItemKind::Inode) => self.inodes -= 1,
-            _ => {}
+            kind => {
+                self.tree.remove(&self.area.last.store, key)?;
+                self.inodes -= u64::from(kind == Ok(ItemKind::Inode));
+            }
         }
-        self.tree.remove(&self.area.last.store, key)?;
         self.spill_some()
+    }
+
+    /// Blocks that the tree does not name any more: those that the last commit names stay until the next one.
+    fn give_back(&mut self, run: Run) {
+        self.data_blocks -= u64::from(run.blocks);
+        let Some(made_here) = &mut self.made_here else { return self.area.space.recycle(run) };
+        for (part, is_made_here) in made_here.blocks.remove(run) {
+            if is_made_here {
+                self.area.space.recycle(part);
+            } else {
+                self.old_data.push(part);
+            }
+        }
     }
 
     /// The next item of the range. Of an extent `owner` is the owner key of the segment in which it lies at the sender; if its
@@ -222,6 +313,9 @@ impl Import {
             let left = u32::try_from(extent.end() - first).expect("a part of an extent");
             let run = self.area.space.allocate(owner, left, Fit::Run, self.made)?;
             self.data_blocks += u64::from(run.blocks);
+            if let Some(made_here) = &mut self.made_here {
+                made_here.blocks.add(run);
+            }
             let end = first + u64::from(run.blocks);
             let part = extent.part(first..end);
             let item = ExtentItem {
@@ -279,12 +373,20 @@ impl Import {
     /// Writes the nodes that wait in memory.
     fn spill(&mut self) -> Result<(), AreaError> {
         let tree = std::mem::replace(&mut self.tree, Tree::empty());
-        let (store, map) = (&self.area.last.store, &mut self.area.node_map);
+        let (store, map, made_here) = (&self.area.last.store, &mut self.area.node_map, &mut self.made_here);
         let written = tree.write(store, self.version, &mut || {
-            map.allocate(1, None, Fit::Lowest).map(|(block, _)| block).ok_or(AreaError::NoSpace)
+            let (block, _) = map.allocate(1, None, Fit::Lowest).ok_or(AreaError::NoSpace)?;
+            made_here.as_mut().map(|made_here| made_here.nodes.insert(block));
+            Ok(block)
         })?;
-        // No commit named them.
-        written.freed.iter().for_each(|block| map.unallocate(*block, 1));
+        for block in written.freed {
+            if self.made_here.as_mut().is_none_or(|made_here| made_here.nodes.remove(&block)) {
+                // No commit named it.
+                map.unallocate(block, 1);
+            } else {
+                self.old_nodes.push(block);
+            }
+        }
         self.tree = Tree::committed(written.root, written.height);
         Ok(())
     }
@@ -316,15 +418,15 @@ impl Import {
             self.area.space.free(run);
         }
         self.area.space.free_recycled();
-        for block in std::mem::take(&mut self.old_nodes) {
-            self.area.node_map.free(block, 1);
-        }
         let items: Vec<_> = self.area.space.items().collect();
         for (id, item) in items {
             let key = Key::new(0, ItemKind::Segment, u64::from(id.get()));
             self.tree.put(&self.area.last.store, key, item.as_bytes())?;
         }
         self.spill()?;
+        for block in std::mem::take(&mut self.old_nodes) {
+            self.area.node_map.free(block, 1);
+        }
         let (inodes, data_blocks) = (self.inodes, self.data_blocks);
         let (mut area, tree) = (self.area, self.tree);
         let (node, height) = tree.committed_root().expect("it was just written");
@@ -352,6 +454,11 @@ impl Import {
         area.release(commit)?;
         Ok(area)
     }
+}
+
+/// Whether a key is that of an extent of the same file as the other one.
+fn is_extent_of(key: &Key, other: &Key) -> bool {
+    key.object() == other.object() && [key, other].iter().all(|key| key.kind() == Ok(ItemKind::Extent))
 }
 
 /// Where the blocks of an extent of the tree lie.

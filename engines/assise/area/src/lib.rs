@@ -46,7 +46,7 @@ mod view;
 pub use area::{Area, Limits, NewPool, Usage};
 pub use batch::{Applied, Applying, Batch, Committed};
 pub use error::{AreaError, Refused};
-pub use export::KeyRange;
+pub use export::{KeyRange, KeySpan};
 pub use import::Import;
 pub use layout::TREE_FILE;
 pub use pin::{FREE_PART as PIN_FREE_PART, Pin};
