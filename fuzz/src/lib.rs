@@ -210,6 +210,10 @@ pub fn mirror(bytes: &[u8]) {
         }
         MirrorMessage::Checked(marks) => assert_eq!((marks.as_bytes(), marks.len()), (body, count)),
         MirrorMessage::Fetch(part) => assert_eq!(part.as_bytes(), body),
+        MirrorMessage::Changed { spans, more } => {
+            assert_eq!((spans.as_bytes(), spans.len()), (body, count));
+            assert_eq!(more, head.flags == MIRROR_FLAG);
+        }
     }
 }
 

@@ -12,12 +12,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub use crate::mirror_lists::{DataParts, Items};
 
 /// Version of the rules by which records are checked and applied. A copy with other rules would get another tree.
-pub const RULES: u32 = 5;
+pub const RULES: u32 = 6;
 
 /// The number that stands for the ledger where a message names a log. No log has this number.
 pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);
 
-/// Flag of `Data`: the copy syncs everything it has received and reports it. Of `Ends`: another `Ends` follows. Of `Range`:
+/// Flag of `Data`: the copy syncs everything it has received and reports it. Of `Ends` and `Changed`: another one follows. Of `Range`:
 /// the range reaches to the end of the tree. Of `Blocks`: these blocks are damaged at the head. Of `RoundEnd`: the import is
 /// complete. Of `Sums`: no more follow.
 pub const MIRROR_FLAG: u8 = 1;
@@ -73,6 +73,9 @@ pub enum MirrorKind {
     Checked = 18,
     /// Head to copy: [`DataPart`]; the copy answers with as many of these bytes of its file as one message holds.
     Fetch = 19,
+    /// Copy to head, the answer to a `Round` that begins with the tree of the copy: [`MirrorSpan`]s, the keys that changed in
+    /// that tree since. With [`MIRROR_FLAG`] another `Changed` follows.
+    Changed = 20,
 }
 
 impl MirrorKind {
@@ -97,6 +100,7 @@ impl MirrorKind {
             17 => Self::CheckRecords,
             18 => Self::Checked,
             19 => Self::Fetch,
+            20 => Self::Changed,
             _ => return Err(DecodeError::Kind),
         })
     }
@@ -336,13 +340,16 @@ const _: () = assert!(size_of::<SyncedMark>() == 16);
 pub struct MirrorRound {
     /// Entry of the ledger that last changed the head's tree.
     pub version: Sequence,
+    /// In the first round: the first entry of the ledger that the tree of the copy does not have in common with that of the
+    /// head; the import begins with the tree of the copy. 0: it begins with an empty tree.
+    pub since: Sequence,
     /// 0 begins an import. Each later round transfers the changes since the round before.
     pub number: U32,
     /// Zero.
     pub reserved: U32,
 }
 
-const _: () = assert!(size_of::<MirrorRound>() == 16);
+const _: () = assert!(size_of::<MirrorRound>() == 24);
 
 /// A range of keys of the tree. If a bound lies inside a file, the range also has a range of blocks of that file, because one
 /// extent of the head may be several extents at the copy. The copy keeps the extents that belong to an extent of the head
@@ -361,6 +368,35 @@ pub struct MirrorRange {
 }
 
 const _: () = assert!(size_of::<MirrorRange>() == 56);
+
+/// Keys that changed in the tree of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MirrorSpan {
+    /// The first key.
+    pub first: Key,
+    /// The key after the last one; if the span reaches to the end of the tree, the first key.
+    pub end: Key,
+    /// 1: it reaches to the end of the tree.
+    pub to_end: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<MirrorSpan>() == 48);
+
+impl MirrorSpan {
+    fn check(&self) -> Result<(), DecodeError> {
+        self.first.kind()?;
+        self.end.kind()?;
+        let is_right = match self.to_end.get() {
+            0 => self.first < self.end,
+            1 => self.first == self.end,
+            _ => false,
+        };
+        if is_right { Ok(()) } else { Err(DecodeError::Field("end")) }
+    }
+}
 
 /// Head of an item of the tree; the value follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -447,6 +483,7 @@ pub enum MirrorMessage<'a> {
     CheckRecords { key: [u8; 16], logs: &'a [RecordsOfLog] },
     Checked(&'a [LogMark]),
     Fetch(DataPart),
+    Changed { spans: &'a [MirrorSpan], more: bool },
 }
 
 impl<'a> MirrorMessage<'a> {
@@ -465,6 +502,7 @@ impl<'a> MirrorMessage<'a> {
                 | MirrorKind::Blocks
                 | MirrorKind::RoundEnd
                 | MirrorKind::Sums
+                | MirrorKind::Changed
         );
         if head.flags > MIRROR_FLAG || (head.flags != 0 && !may_have_flag) {
             return Err(DecodeError::Field("flags"));
@@ -514,6 +552,11 @@ impl<'a> MirrorMessage<'a> {
                 Self::CheckRecords { key, logs: marks(rest, count)? }
             }
             MirrorKind::Checked => Self::Checked(marks(body, count)?),
+            MirrorKind::Changed => {
+                let spans: &[MirrorSpan] = marks(body, count)?;
+                spans.iter().try_for_each(MirrorSpan::check)?;
+                Self::Changed { spans, more: flag }
+            }
             MirrorKind::Fetch => {
                 let part: DataPart = alone(body, count)?;
                 part.check()?;

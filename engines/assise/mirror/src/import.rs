@@ -12,13 +12,16 @@ use format::BLOCK_BYTES;
 use format::Sequence;
 use format::mirror::{
     MIRROR_FLAG, MirrorHead, MirrorImported, MirrorItem, MirrorKind, MirrorMessage, MirrorRange, MirrorRound,
-    MirrorRoundEnd,
+    MirrorRoundEnd, MirrorSpan,
 };
 use format::node::Key;
 use ipc::Time;
 use transport::Connection;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
+
+/// Limit of the spans of keys that a member names.
+const SPANS_MAX: usize = 1 << 18;
 
 /// Whether a message is a part of an import.
 pub fn is_of_import(message: &[u8]) -> bool {
@@ -52,13 +55,42 @@ impl TreeSender {
         Ok(())
     }
 
-    /// Begins a round.
+    /// Begins a round. The first one may begin with the tree of the member: `since` is the first entry of the ledger that
+    /// the two trees do not have in common.
     ///
     /// # Errors
     /// `Connection`, as of all sends.
-    pub fn begin_round(&self, number: u32, version: Sequence, until: Time) -> Result<(), Error> {
-        let round = MirrorRound { version, number: U32::new(number), reserved: U32::new(0) };
+    pub fn begin_round(
+        &self,
+        number: u32,
+        version: Sequence,
+        since: Option<Sequence>,
+        until: Time,
+    ) -> Result<(), Error> {
+        let (number, since) = (U32::new(number), since.unwrap_or(Sequence::new(0)));
+        let round = MirrorRound { version, since, number, reserved: U32::new(0) };
         self.send(&message(MirrorKind::Round, false, &round, &[] as &[u8]), until)
+    }
+
+    /// Waits for the keys that changed in the tree of the member.
+    ///
+    /// # Errors
+    /// As [`Self::hear_synced`].
+    pub fn hear_changed(&self, until: Time) -> Result<Vec<MirrorSpan>, Error> {
+        let mut changed = Vec::new();
+        loop {
+            let answer = take_message(&self.connection, until)?;
+            match MirrorMessage::decode(&answer)? {
+                MirrorMessage::Changed { spans, more } if changed.len() + spans.len() <= SPANS_MAX => {
+                    changed.extend_from_slice(spans);
+                    if !more {
+                        return Ok(changed);
+                    }
+                }
+                MirrorMessage::Ends { refusal, .. } => return Err(Error::Refused(refusal)),
+                _ => return Err(Error::Broken("a member says what changed in its tree")),
+            }
+        }
     }
 
     /// Begins a range, which may reach to the end of the tree.
@@ -170,6 +202,27 @@ fn counted(kind: MirrorKind, flag: bool, count: u16, body: &[u8]) -> Vec<u8> {
     let flags = if flag { MIRROR_FLAG } else { 0 };
     let head = MirrorHead { kind: kind as u8, flags, count: U16::new(count) };
     [head.as_bytes(), body].concat()
+}
+
+/// Says which keys changed in the own tree.
+///
+/// # Errors
+/// `Connection`; `Broken`: there are more than a head takes.
+pub fn say_changed(connection: &Connection, spans: &[MirrorSpan]) -> Result<(), Error> {
+    if spans.len() > SPANS_MAX {
+        return Err(Error::Broken("a tree of which too much changed"));
+    }
+    let fit = (connection.message_bytes_max() - size_of::<MirrorHead>()) / size_of::<MirrorSpan>();
+    let (mut left, fit) = (spans, fit.min(usize::from(u16::MAX)));
+    loop {
+        let (part, rest) = left.split_at(left.len().min(fit));
+        let said = message(MirrorKind::Changed, !rest.is_empty(), &[] as &[u8], part);
+        connection.send(&said, None)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        left = rest;
+    }
 }
 
 /// Says that a round is persistent.

@@ -228,7 +228,7 @@ impl Daemon {
             parked: Word::new(0),
             syncing: Lock::new(host.clone(), ()),
             copies: taken.copies,
-            importing: Lock::new(host.clone(), ()),
+            importing: Lock::new(host.clone(), Default::default()),
             kept_calls: Lock::new(host.clone(), Vec::new()),
             pace: Pace::new(&host),
             medium: medium.clone(),

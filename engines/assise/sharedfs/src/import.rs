@@ -1,8 +1,8 @@
 //! The head sends its tree to a member that lacks what the logs and the ledger no longer hold, or is of another history
 //! (Assise §3.4, node recovery; return and first join in `docs/replication.md`).
 //!
-//! The tree of a commit is pinned and sent whole; then, of a later commit, the ranges that changed since, and so on, until that is
-//! little. While the last round is sent the member counts as a copy already, as one that has executed the ledger up to the pin:
+//! The tree of a commit is pinned and sent: the whole tree, or to a member whose tree is of this history what changed since, here
+//! or there. Then, of a later commit, the ranges that changed meanwhile are sent, and so on, until that is little. While the last round is sent the member counts as a copy already, as one that has executed the ledger up to the pin:
 //! so the ledger and the logs keep what it will lack, and nothing is acknowledged, digested or seen that it will not have. When
 //! it has made the tree its own it is brought up as every copy is.
 //!
@@ -68,11 +68,22 @@ impl Exporter<'_> {
         self.core.kept(self.node, pinned, read)
     }
 
+    fn begin_round(&self, pinned: &Pinned, number: u32, since: Option<Sequence>) -> Result<(), Error> {
+        let begun = self.sender.begin_round(number, pinned.snapshot.version(), since, self.until());
+        begun.map_err(|error| self.of_copy(error))
+    }
+
     /// Sends ranges of a commit.
-    fn send(&mut self, pinned: &Pinned, number: u32, ranges: &[KeyRange]) -> Result<(), Error> {
-        let begun = self.sender.begin_round(number, pinned.snapshot.version(), self.until());
-        begun.map_err(|error| self.of_copy(error))?;
+    fn send(&mut self, pinned: &Pinned, ranges: &[KeyRange]) -> Result<(), Error> {
         ranges.iter().try_for_each(|range| self.send_range(pinned, range))
+    }
+
+    /// The ranges that changed from an entry of the ledger on, here or at the member.
+    fn changed_here_or_there(&self, pinned: &Pinned, since: Sequence) -> Result<Vec<KeyRange>, Error> {
+        let there = self.sender.hear_changed(self.until()).map_err(|error| self.of_copy(error))?;
+        let there = there.iter().map(|span| (span.first, (span.to_end.get() == 0).then_some(span.end)));
+        let changed = pinned.snapshot.changed_here_or_there(since, there.collect());
+        Ok(self.kept(pinned, changed)?.0)
     }
 
     /// The amount of data in ranges that is to be sent, in blocks.
@@ -173,17 +184,29 @@ impl Exporter<'_> {
 }
 
 impl Core {
-    /// Makes the tree of this node that of a member, over a connection on which it was greeted. It counts as a copy when this
-    /// returns, and is not brought up yet.
+    /// Makes the tree of this node that of a member, over a connection on which it was greeted. If an entry is given, the
+    /// tree of the member differs only by what changed from it on. The member counts as a copy when this returns, and is not
+    /// brought up yet.
     ///
     /// # Errors
     /// `Copy`, `NeedsImport`, `NoRoomToSend`, `Stopped`; `Area`: the member does not count.
-    pub fn import(&self, connection: &Connection) -> Result<Arc<Copy>, Error> {
-        let _turn = self.importing.lock();
+    pub fn import(&self, connection: &Connection, since: Option<Sequence>) -> Result<Arc<Copy>, Error> {
+        let mut needs_whole = self.importing.lock();
+        let node = connection.node();
+        // The attempt before failed: the member's tree may be damaged, or differ by more.
+        let since = since.filter(|_| !needs_whole.remove(&node));
+        let imported = self.import_since(connection, since);
+        if imported.is_err() && since.is_some() {
+            needs_whole.insert(node);
+        }
+        imported
+    }
+
+    fn import_since(&self, connection: &Connection, since: Option<Sequence>) -> Result<Arc<Copy>, Error> {
         let node = connection.node();
         let sender = TreeSender::new(connection.clone());
         let mut exporter = Exporter { core: self, node, sender, patience: PATIENCE, items: 0 };
-        let sent = self.send_rounds(&mut exporter);
+        let sent = self.send_rounds(&mut exporter, since);
         self.end_round();
         let mut sent = sent?;
         exporter.patience = LAST_PATIENCE;
@@ -194,9 +217,13 @@ impl Core {
         joined.inspect_err(|_| self.remove_copy(node))
     }
 
-    /// Sends the tree, and what changes meanwhile, until that is little; the number of the next round, and the version from
-    /// which on something may have changed since.
-    fn send_rounds(&self, exporter: &mut Exporter<'_>) -> Result<(u32, Sequence), Error> {
+    /// Sends the tree, or what changed from an entry on, and what changes meanwhile, until that is little; the number of the next
+    /// round, and the version from which on something may have changed since.
+    fn send_rounds(
+        &self,
+        exporter: &mut Exporter<'_>,
+        since: Option<Sequence>,
+    ) -> Result<(u32, Sequence), Error> {
         let (mut number, mut from, mut taken) = (0, None, None);
         let least =
             TreeRoom { blocks: self.config.join_blocks / 2, nodes: self.config.join_leaves as u64 / 2 };
@@ -206,7 +233,13 @@ impl Core {
                 (Pinned::of(&mut area), area.usage())
             };
             let ranges = match from {
-                None => vec![pinned.snapshot.whole()],
+                None => {
+                    exporter.begin_round(&pinned, number, since)?;
+                    match since {
+                        Some(since) => exporter.changed_here_or_there(&pinned, since)?,
+                        None => vec![pinned.snapshot.whole()],
+                    }
+                }
                 Some(from) => {
                     let changed = pinned.snapshot.changed_from(from);
                     let (ranges, leaves) = exporter.kept(&pinned, changed)?;
@@ -215,12 +248,13 @@ impl Core {
                     if is_little || number >= ROUNDS_MAX {
                         return Ok((number, from));
                     }
+                    exporter.begin_round(&pinned, number, None)?;
                     ranges
                 }
             };
             let total = exporter.total(&pinned, &ranges)?;
             self.pace.begin(&usage, taken, least, total);
-            exporter.send(&pinned, number, &ranges)?;
+            exporter.send(&pinned, &ranges)?;
             exporter.end_round(&pinned, false)?;
             let synced = exporter.sender.hear_synced(number, exporter.until());
             synced.map_err(|error| exporter.of_copy(error))?;
@@ -264,7 +298,8 @@ impl Core {
     ) -> Result<Arc<Copy>, Error> {
         let changed = pinned.snapshot.changed_from(*from);
         let (ranges, _) = exporter.kept(pinned, changed)?;
-        exporter.send(pinned, *number, &ranges)?;
+        exporter.begin_round(pinned, *number, None)?;
+        exporter.send(pinned, &ranges)?;
         exporter.end_round(pinned, true)?;
         let (until, node) = (exporter.until(), exporter.node);
         let heard = exporter.sender.hear_ends(until).map_err(|error| Error::Copy(node, error))?;

@@ -12,12 +12,14 @@ use crate::replay::copy::LocalCopy;
 use area::Area;
 use format::ledger::Event;
 use format::mirror::LogEnds;
+use format::node::LifeItem;
 use format::{Incarnation, Life, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::{Host, Time};
 use mirror::logs::{RING_START, bytes_between};
 use mirror::{CopyEnds, Sender};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 use transport::Connection;
@@ -64,19 +66,41 @@ pub(crate) fn begin_copy(
     Ok(copy)
 }
 
+/// All lives of the own history.
+///
+/// # Errors
+/// `Area`.
+pub(crate) fn lives_of(area: &Area, local: &LocalCopy) -> Result<BTreeMap<Life, LifeItem>, Error> {
+    let mut lives: BTreeMap<Life, LifeItem> = area.lives()?.into_iter().collect();
+    for pending in local.ledger.pending() {
+        if let crate::replay::table::Change::Life(life, item) = &pending.change {
+            lives.insert(*life, *item);
+        }
+    }
+    Ok(lives)
+}
+
 /// The keys of all lives of the own history.
 ///
 /// # Errors
 /// `Area`.
 pub(crate) fn keys_of_lives(area: &Area, local: &LocalCopy) -> Result<BTreeMap<Life, [u8; 16]>, Error> {
-    let mut keys: BTreeMap<Life, [u8; 16]> =
-        area.lives()?.into_iter().map(|(life, item)| (life, item.key)).collect();
-    for pending in local.ledger.pending() {
-        if let crate::replay::table::Change::Life(life, item) = &pending.change {
-            keys.insert(*life, item.key);
-        }
-    }
-    Ok(keys)
+    Ok(lives_of(area, local)?.into_iter().map(|(life, item)| (life, item.key)).collect())
+}
+
+/// The first entry of the ledger that the tree of a member does not have in common with this history, whose last entry is
+/// `last`; `None` if the member's last life is not one of it. The entries of a life are the same wherever they are, so what a
+/// member has in common is its last life up to the entry before the next life here.
+pub(crate) fn first_other_entry(
+    lives: &BTreeMap<Life, LifeItem>,
+    last: Sequence,
+    ends: &CopyEnds,
+) -> Option<Sequence> {
+    let life = ends.contained.life;
+    let is_known = life == ends.end.life && lives.get(&life).is_some_and(|own| own.key == ends.key);
+    let next = lives.range((Bound::Excluded(life), Bound::Unbounded)).next();
+    let end = next.map_or(last.next(), |(_, next)| next.first);
+    is_known.then(|| ends.contained.sequence.next().min(end))
 }
 
 /// A copy's ledger is a beginning of the own one.

@@ -7,7 +7,9 @@
 
 use crate::copies::{CopyState, Has, Listened, LogToSend, ledger_to_send};
 use crate::error::Error;
-use crate::level::{LEVEL_PATIENCE, LOOK, TURN_BYTES, begin_copy, greet, keys_of_lives, log_to_send, wait};
+use crate::level::{
+    LEVEL_PATIENCE, LOOK, TURN_BYTES, begin_copy, first_other_entry, greet, lives_of, log_to_send, wait,
+};
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::call::{Status, split};
@@ -61,7 +63,7 @@ struct Wanted {
 
 impl Core {
     /// Counts a member as a copy and brings it to what is here. The tree of a member that did not count, and that lacks what
-    /// is here no more or is of another history, is replaced by this one first.
+    /// is here no more or is of another history, is made equal to this one first.
     ///
     /// # Errors
     /// `Copy`, `CopyIsAhead`, `NeedsImport`: it does not count, unless it did before.
@@ -70,10 +72,12 @@ impl Core {
         let ledger_bytes = self.state.lock().copy.ledger.region().bytes();
         let greeted = greet(&self.host, connection, self.copies.version(), ledger_bytes)?;
         let known = self.copies.of(node);
-        let lives = {
+        let (lives, since) = {
             let area = self.area.lock();
             let state = self.state.lock();
-            keys_of_lives(&area, &state.copy)?
+            let lives = lives_of(&area, &state.copy)?;
+            let since = first_other_entry(&lives, state.copy.ledger.last(), &greeted.1);
+            (lives.into_iter().map(|(life, item)| (life, item.key)).collect(), since)
         };
         let begun = {
             // No batch is under way that was judged by what copies had before.
@@ -96,7 +100,9 @@ impl Core {
         };
         let copy = match begun {
             // A copy that counts may have records that were acknowledged: it is never replaced.
-            Err(Error::NeedsImport(_) | Error::CopyIsAhead(_)) if known.is_none() => self.import(&link)?,
+            Err(Error::NeedsImport(_) | Error::CopyIsAhead(_)) if known.is_none() => {
+                self.import(&link, since)?
+            }
             begun => begun?,
         };
         if known.is_none() {

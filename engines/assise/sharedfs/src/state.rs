@@ -160,8 +160,8 @@ pub(crate) struct Core {
     pub syncing: Lock<()>,
     /// The copies on other nodes.
     pub copies: Copies,
-    /// Held by the thread that sends the tree to a member.
-    pub importing: Lock<()>,
+    /// Held by the thread that sends the tree to a member: the members that need the whole tree next time.
+    pub importing: Lock<BTreeSet<format::NodeId>>,
     /// Sync calls that wait until there are enough copies.
     pub kept_calls: Lock<Vec<ParkedCall>>,
     /// The pace of writers meanwhile.

@@ -1,5 +1,5 @@
-//! Return and first join: the tree of a head replaces the pool's tree, if the head no longer keeps the logs and ledger
-//! entries that this pool lacks, or the pool is of another history.
+//! Return and first join: the tree of a head replaces the pool's tree, or only the ranges in which the two differ, if the
+//! head no longer keeps the logs and ledger entries that this pool lacks, or the pool is of another history.
 //!
 //! Guarantees: until the last message of an import is processed the pool stays as it was, and it is opened again like
 //! that if the import ends early, for whatever reason. Then it becomes, in one commit, a copy that has executed the
@@ -10,13 +10,14 @@ use super::contents::open_contents;
 use crate::error::Error;
 use crate::ledger::{LEDGER_FILE, place_of};
 use area::{Area, AreaError, Import, KeyRange};
-use format::HEADER_BYTES;
-use format::mirror::{MirrorMessage, MirrorRange, MirrorRefusal, MirrorRoundEnd};
+use format::mirror::{MirrorMessage, MirrorRange, MirrorRefusal, MirrorRoundEnd, MirrorSpan};
+use format::{HEADER_BYTES, Sequence};
 use ipc::sync::Ordering;
 use mirror::ledger::{LEDGER_START, LedgerPosition, ledger_ring_end};
-use mirror::{Stepped, refuse, say_imported};
+use mirror::{Stepped, refuse, say_changed, say_imported};
 use std::time::Duration;
 use transport::Connection;
+use zerocopy::little_endian::U32;
 
 /// How long a head may take to receive the refusal of its tree, or the positions of the copy.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -73,7 +74,7 @@ impl Inner {
         if let MirrorMessage::Round(round) = &message
             && round.number.get() == 0
         {
-            *import = Some(Joining { import: self.begin_import()?, round: 0 });
+            *import = Some(Joining { import: self.begin_import(round.since)?, round: 0 });
         }
         let Some(Joining { import: taking, round: number }) = import.as_mut() else {
             return Err(mirror::Error::Broken("a part of no import"));
@@ -82,6 +83,9 @@ impl Inner {
             MirrorMessage::Round(round) => {
                 *number = round.number.get();
                 taking.begin_round(round.version).map_err(of_area)?;
+                if *number == 0 && round.since > Sequence::new(0) {
+                    say_changed(connection, &changed_in(taking, round.since).map_err(of_area)?)?;
+                }
             }
             MirrorMessage::Range { range, to_end } => {
                 taking.begin_range(range_of(&range, to_end)).map_err(of_area)?;
@@ -111,15 +115,22 @@ impl Inner {
         Ok(Stepped::Taken)
     }
 
-    /// From here on nothing of the pool is executed or received.
-    fn begin_import(&self) -> Result<Import, mirror::Error> {
+    /// From here on nothing of the pool is executed or received. With an entry of the ledger, the import begins with the
+    /// pool's own tree, which has all entries before it in common with that of the head.
+    fn begin_import(&self, since: Sequence) -> Result<Import, mirror::Error> {
         if self.failure.lock().is_some() {
             return Err(mirror::Error::Refused(MirrorRefusal::Closed));
         }
         self.contents.lock().take();
         self.receiving.lock().receiver.take();
         let area = Area::open(&self.medium, self.config.area).map_err(of_area)?;
-        Import::begin(area).map_err(of_area)
+        if since == Sequence::new(0) {
+            return Import::begin(area).map_err(of_area);
+        }
+        if area.ledger().sequence.next() < since {
+            return Err(mirror::Error::Broken("more in common than this tree has"));
+        }
+        Import::begin_with_own(area).map_err(of_area)
     }
 
     fn finish_import(
@@ -178,6 +189,17 @@ impl Inner {
         }
         self.reopen(&mut import);
     }
+}
+
+/// The keys that changed in the pool's own tree from an entry of the ledger on.
+fn changed_in(import: &Import, since: Sequence) -> Result<Vec<MirrorSpan>, AreaError> {
+    let spans = import.changed_from(since)?.into_iter().map(|(first, end)| MirrorSpan {
+        first,
+        end: end.unwrap_or(first),
+        to_end: U32::new(end.is_none().into()),
+        reserved: U32::new(0),
+    });
+    Ok(spans.collect())
 }
 
 fn range_of(range: &MirrorRange, to_end: bool) -> KeyRange {

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// All that can be compared is equal, and both pools are sound.
-fn assert_equal(recorders: [&Recorder; 2]) {
+pub fn assert_equal(recorders: [&Recorder; 2]) {
     let (ours, theirs) = (items(&recorders[0].medium(), false), items(&recorders[1].medium(), false));
     assert!(ours == theirs, "{:#?}", difference(&ours.0, &theirs.0));
     assert!(ours.0.len() > 3);
@@ -26,7 +26,7 @@ fn assert_equal(recorders: [&Recorder; 2]) {
 }
 
 /// Fills what a standby would have to execute over and over: ledger and logs go round.
-fn go_round(pair: &Pair, rounds: u64) -> InodeNumber {
+pub fn go_round(pair: &Pair, rounds: u64) -> InodeNumber {
     let mut one = pair.attach();
     let mut two = Client::attach_as(&pair.daemon, user(0), 2);
     one.write_lease(ROOT);
@@ -144,7 +144,7 @@ fn a_member_is_level_when_it_is_added() {
 }
 
 /// Programs of a head that goes on with files of their own while its tree is sent.
-fn fill(pair: &Pair, names: std::ops::Range<u32>, bytes: usize) {
+pub fn fill(pair: &Pair, names: std::ops::Range<u32>, bytes: usize) {
     let mut one = pair.attach();
     one.write_lease(ROOT);
     for name in names {
@@ -230,8 +230,9 @@ fn a_pool_of_another_history_is_replaced() {
 }
 
 /// Operations of a copy, then of the head alone; the copy is away for long, and joins again with some in logs only.
-/// Gives how many it had, and how many the tree contains that it gets.
-fn away_and_back(recorders: [&Recorder; 2]) -> (u64, u64) {
+/// Gives how many it had, and how many the tree contains that it gets. With `whole` a first attempt fails, so it gets the whole
+/// tree.
+fn away_and_back(recorders: [&Recorder; 2], whole: bool) -> (u64, u64) {
     let pair = Pair::on(recorders[0], recorders[1]);
     let mut one = pair.attach();
     one.write_lease(ROOT);
@@ -252,6 +253,12 @@ fn away_and_back(recorders: [&Recorder; 2]) -> (u64, u64) {
     // These are of logs when the tree is sent.
     run.operate(&mut one);
     sync(&one, &[(folder, 1), (shared, 1)]).unwrap();
+    if whole {
+        let connection = pair.connect();
+        let cut = connection.clone();
+        pair.follows.borrow_mut().meanwhile = Some((1, Box::new(move || cut.close())));
+        assert!(pair.daemon.add_copy(connection).is_err());
+    }
     pair.daemon.add_copy(pair.connect()).unwrap();
     recorders[1].returned(JOINED);
     run.operate(&mut one);
@@ -262,9 +269,9 @@ fn away_and_back(recorders: [&Recorder; 2]) -> (u64, u64) {
 const AWAY: u64 = 900;
 const JOINED: u64 = 901;
 
-fn prove(limits: &Limits) -> Counts {
+fn prove(limits: &Limits, whole: bool) -> Counts {
     let recorders = [Recorder::new(), Recorder::new()];
-    let (had, sent) = away_and_back([&recorders[0], &recorders[1]]);
+    let (had, sent) = away_and_back([&recorders[0], &recorders[1]], whole);
     drive_by(Box::new(|| false));
     let judge = |opened: Opened, medium: &Medium, point: &Point| {
         let is_past = |mark| point.returned.contains(&mark);
@@ -281,21 +288,25 @@ fn prove(limits: &Limits) -> Counts {
         if is_right { Ok(()) } else { Err(format!("{found} operations, of {had} and {sent}")) }
     };
     prove_on_both(
-        |model| format!("sharedfs, join, {model:?}, {limits:?}"),
+        |model| format!("sharedfs, join, whole tree: {whole}, {model:?}, {limits:?}"),
         |model| crash_recorded(&recorders[1], model, limits, recover, judge),
     )
 }
 
 #[test]
 fn a_crash_of_the_joiner_leaves_what_it_was_or_what_came() {
-    assert!(prove(&limits()).images > 300);
+    for whole in [false, true] {
+        assert!(prove(&limits(), whole).images > 300);
+    }
 }
 
 #[test]
 fn a_crash_of_what_a_crash_of_the_joiner_left_is_survived() {
     let few =
         Limits { complete_max: 2, near_max: 0, sampled: 1, recovery_images: 2, recovery_every: 4, seed: 15 };
-    assert!(prove(&few).recovery_images > 100);
+    for whole in [false, true] {
+        assert!(prove(&few, whole).recovery_images > 100);
+    }
 }
 
 /// An import that ends in the middle leaves the member what it was, which leads or joins again.
@@ -360,7 +371,10 @@ fn an_import_out_of_order_is_refused() {
     let head =
         |kind: MirrorKind, flags, count: u16| MirrorHead { kind: kind as u8, flags, count: count.into() };
     let message = |head: MirrorHead, body: &[u8]| [head.as_bytes(), body].concat();
-    let round = message(head(MirrorKind::Round, 0, 0), &[0; 16]);
+    let round = message(head(MirrorKind::Round, 0, 0), &[0; 24]);
+    // It begins with an entry that the member does not have.
+    let mut too_new = round.clone();
+    too_new[4 + 8 + 4] = 1;
     let mut range = vec![0; 56];
     (range[16], range[36]) = (1, 1);
     let whole = message(head(MirrorKind::Range, 1, 0), &range);
@@ -378,6 +392,7 @@ fn an_import_out_of_order_is_refused() {
         vec![&round, &whole, &data],
         vec![&round, &whole, &whole[..40]],
         vec![&round, &round[..10]],
+        vec![&too_new],
     ];
     for case in cases {
         let recorders = [Recorder::new(), Recorder::new()];

@@ -5,6 +5,7 @@
 
 mod beside;
 mod client;
+mod common_history;
 mod compare;
 mod crash;
 mod crash_operations;
