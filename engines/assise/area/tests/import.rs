@@ -319,7 +319,7 @@ fn returns_with_a_large_file(seed: u64) {
     let mut overwrite = |longest: u64, byte: u8| {
         let blocks = 1 + draws.below(longest);
         let mut place = (draws.below(BLOCKS - blocks), blocks);
-        // The same blocks once more: what began before the bound of a node and reached beyond it does so again.
+        // The same blocks once more: an extent that reached across the bound of a node does so again.
         if byte > 3 && draws.below(4) > 0 {
             place = places[places.len() - 1 - draws.below(12) as usize];
         }

@@ -89,8 +89,8 @@ pub(crate) fn keys_of_lives(area: &Area, local: &LocalCopy) -> Result<BTreeMap<L
 }
 
 /// The first entry of the ledger that the tree of a member does not have in common with this history, whose last entry is
-/// `last`; `None` if the member's last life is not one of it. The entries of a life are the same wherever they are, so what a
-/// member has in common is its last life up to the entry before the next life here.
+/// `last`; `None` if the member's last life is not one of it. The entries of a life are the same wherever they are, so the
+/// member's last life is common up to the entry before the next life here.
 pub(crate) fn first_other_entry(
     lives: &BTreeMap<Life, LifeItem>,
     last: Sequence,
