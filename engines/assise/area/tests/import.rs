@@ -338,7 +338,7 @@ fn returns_with_a_large_file(seed: u64) {
     for number in 0..2 {
         execute(&mut own, &[overwrite(100, 4)], sequence + number, since + number);
     }
-    if seed % 3 == 0 {
+    if seed.is_multiple_of(3) {
         execute(&mut head, &[overwrite(400, 5)], sequence, since);
     }
     for (_, end) in own.changed_spans(Sequence::new(since)).unwrap() {
