@@ -103,10 +103,15 @@ fn import_structures() {
     golden(
         MirrorRound {
             version: Sequence::new(0x1716_1514_1312_1110),
-            number: U32::new(0x2322_2120),
-            reserved: U32::new(0x3332_3130),
+            since: Sequence::new(0x2726_2524_2322_2120),
+            number: U32::new(0x3332_3130),
+            reserved: U32::new(0x4342_4140),
         },
-        "1011121314151617 20212223 30313233",
+        "1011121314151617 2021222324252627 30313233 40414243",
+    );
+    golden(
+        MirrorSpan { first: key, end: key, to_end: U32::new(0x3332_3130), reserved: U32::new(0x4342_4140) },
+        &format!("{key_bytes} {key_bytes} 30313233 40414243"),
     );
     golden(
         MirrorRange {
