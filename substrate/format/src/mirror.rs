@@ -689,7 +689,10 @@ mod tests {
             message(MirrorKind::CheckRecords, 0, 0, &[0; 15]),
             message(MirrorKind::Checked, 0, 1, &[0; 31]),
             message(MirrorKind::Fetch, 0, 0, &[0; 20]),
-            vec![20, 0, 0, 0],
+            message(MirrorKind::Changed, 0, 2, &[1; 48]),
+            message(MirrorKind::Changed, 0, 1, &[0; 48]),
+            message(MirrorKind::Changed, 2, 0, &[]),
+            vec![21, 0, 0, 0],
             vec![4, 0, 0],
         ];
         for bytes in bad {
@@ -697,6 +700,17 @@ mod tests {
         }
         assert!(MirrorMessage::decode(&message(MirrorKind::Ends, 1, 1, &[0; 120])).is_ok());
         assert!(MirrorMessage::decode(&message(MirrorKind::Executed, 0, 0, &[0; 24])).is_ok());
+        let key = Key::new(7, crate::node::ItemKind::Extent, 1);
+        let span = |end: Key, to_end: u32| {
+            let span = MirrorSpan { first: key, end, to_end: U32::new(to_end), reserved: U32::new(0) };
+            message(MirrorKind::Changed, 0, 1, span.as_bytes())
+        };
+        let later = Key::new(8, crate::node::ItemKind::Inode, 0);
+        for (end, to_end, is_right) in
+            [(later, 0, true), (key, 1, true), (key, 0, false), (later, 1, false), (later, 2, false)]
+        {
+            assert_eq!(MirrorMessage::decode(&span(end, to_end)).is_ok(), is_right, "{end:?}, {to_end}");
+        }
         let sums = message(MirrorKind::Sums, MIRROR_FLAG, 2, &[0; 80]);
         let Ok(MirrorMessage::Sums { sums, last: true }) = MirrorMessage::decode(&sums) else {
             panic!("no sums")
