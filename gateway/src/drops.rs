@@ -4,7 +4,8 @@
 use crate::guard::Guarded;
 use crate::nodes::Nodes;
 use crate::notices::Notices;
-use crate::units::{PageRange, Phase, Units};
+use crate::pages::PageSet;
+use crate::units::{Phase, Units};
 use format::InodeNumber;
 use ipc::Word;
 use std::cell::RefCell;
@@ -145,7 +146,7 @@ impl Units {
         let mut table = self.table.lock();
         let Some(unit) = table.units.get_mut(&node) else { return false };
         unit.filled = false;
-        unit.read_since_pass = Some(PageRange::NONE);
+        unit.read_since_pass = Some(PageSet::default());
         unit.has_pages
     }
 

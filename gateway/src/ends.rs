@@ -64,6 +64,12 @@ impl Ends {
 }
 
 impl Gateway {
+    /// A program of the mount has truncated a file.
+    pub(crate) fn is_cut(&self, node: InodeNumber, end: u64) {
+        self.ends.cut(node, end);
+        self.units.cut(node, end);
+    }
+
     /// Makes sure that the kernel does not expect the file to end before `end`. The caller holds a lease, so that
     /// programs elsewhere do not change the file meanwhile.
     pub(crate) fn store_end(&self, node: InodeNumber, handle: Handle, end: u64) -> Result<(), Error> {

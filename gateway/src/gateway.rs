@@ -64,6 +64,7 @@ pub(crate) struct Gateway {
     /// Recalls of inodes that may have pages in the kernel, and of others.
     pub(crate) page_recalls: Queue,
     pub(crate) plain_recalls: Queue,
+    pub(crate) repairs: Queue,
     /// Number of threads for these.
     pub(crate) threads: Word,
 }
@@ -87,6 +88,7 @@ impl Gateway {
             notices: Notices::new(notify),
             page_recalls: Queue::new(host.clone()),
             plain_recalls: Queue::new(host.clone()),
+            repairs: Queue::new(host.clone()),
             threads: Word::new(0),
             nodes: Nodes::new(host.clone(), options.inodes_max),
             files: Files::new(host.clone()),

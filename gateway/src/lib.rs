@@ -30,6 +30,7 @@ mod nodes;
 mod notices;
 mod operations;
 mod options;
+mod pages;
 mod recalls;
 mod reply;
 mod retries;

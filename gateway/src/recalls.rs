@@ -3,7 +3,7 @@
 //! which the kernel waits can be served meanwhile.
 
 use crate::gateway::Gateway;
-use crate::units::PAGE_BYTES;
+use crate::pages::PAGE_BYTES;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
@@ -15,10 +15,17 @@ use vfs::Recalled;
 
 /// Threads for inodes that may have pages in the kernel, whose notifications may have to wait for a request.
 const WITH_PAGES: usize = 4;
-/// How long the answer to a write waits until a thread begins the repair: on a busy machine none may run for a while.
+/// Threads for repairs, which a recall never holds up.
+const REPAIRS: usize = 2;
+/// How long a request waits until a thread begins a repair: on a busy machine none may run for a while.
 const BEGIN: Duration = Duration::from_millis(200);
-/// How long it then waits for the end of the repair. The writer itself may hold the pages.
+/// How long it then waits for pages to be dropped, or for bytes to be stored into a page, if the writer itself may hold
+/// the page.
 const DROP: Duration = Duration::from_millis(1);
+const STORE_INTO_LOCKED: Duration = Duration::from_millis(200);
+/// How long a write waits until its bytes are stored again. Bytes that are stored after the answer would undo a later
+/// write. This is less than SharedFS waits for a session.
+const STORE: Duration = Duration::from_secs(2);
 
 /// Number of inodes in one notification.
 const FORGETS_A_NOTICE: usize = 512;
@@ -27,6 +34,8 @@ const FORGETS_A_NOTICE: usize = 512;
 const WAITING: u32 = 0;
 const BEGUN: u32 = 1;
 const DONE: u32 = 2;
+/// The request no longer waits for the repair, and no thread begins it.
+const ABANDONED: u32 = 3;
 
 /// A unit of work on the kernel's caches.
 enum Task {
@@ -51,7 +60,25 @@ pub(crate) enum Repair {
     Longer { node: InodeNumber, at: u64, byte: u8 },
     /// The kernel may have read pages before the write took effect. They are not dropped, because a page that a mapping
     /// made dirty would be written back with the contents from before the write.
-    Overtaken { node: InodeNumber, offset: u64, bytes: Vec<u8> },
+    Overtaken {
+        node: InodeNumber,
+        offset: u64,
+        bytes: Vec<u8>,
+        /// The kernel may keep the page locked until the answer to the write.
+        may_be_locked: bool,
+    },
+}
+
+impl Repair {
+    /// How long a request waits until the repair begins, and then until it is done.
+    fn patience(&self) -> (Duration, Duration) {
+        match self {
+            Self::Moved { .. } => (BEGIN, DROP),
+            Self::Longer { .. } => (BEGIN, BEGIN),
+            Self::Overtaken { may_be_locked: true, .. } => (STORE, STORE_INTO_LOCKED),
+            Self::Overtaken { may_be_locked: false, .. } => (STORE, STORE),
+        }
+    }
 }
 
 /// Work that waits for a thread.
@@ -142,6 +169,9 @@ pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
             gateway.units.evict(&gateway.nodes, &gateway.notices);
         }
     })?;
+    for _ in 0..REPAIRS {
+        spawn("repairs", |gateway| gateway.work_through(&gateway.repairs))?;
+    }
     for _ in 0..WITH_PAGES {
         spawn("drops pages", |gateway| gateway.work_through(&gateway.page_recalls))?;
     }
@@ -183,9 +213,10 @@ impl Gateway {
                     self.engine.cache_leases().into_iter().for_each(|leases| leases.dropped());
                 }
                 Task::Repair(repair, done) => {
-                    self.say(&done, BEGUN);
-                    self.carry_out(&repair);
-                    self.say(&done, DONE);
+                    if self.change(&done, WAITING, BEGUN) {
+                        self.carry_out(&repair);
+                        self.change(&done, BEGUN, DONE);
+                    }
                 }
             }
         }
@@ -208,7 +239,7 @@ impl Gateway {
                     let _ = self.notices.drop_pages(node.get(), *at, 1);
                 }
             }
-            Repair::Overtaken { node, offset, bytes } => {
+            Repair::Overtaken { node, offset, bytes, .. } => {
                 let _ = self.notices.store(node.get(), *offset, bytes);
             }
         }
@@ -217,25 +248,31 @@ impl Gateway {
     /// Repairs pages of the kernel before a request is answered, if that is possible in time; returns whether it was
     /// done.
     pub(crate) fn repair(&self, repair: Repair) -> bool {
-        // A write may itself hold the pages; a request for attributes holds none.
-        let patience = if matches!(repair, Repair::Longer { .. }) { BEGIN } else { DROP };
+        let (begin, end) = repair.patience();
+        // The byte at the end of a file may be another one later.
+        let is_for_now = matches!(repair, Repair::Longer { .. });
         let done = Arc::new(Word::new(WAITING));
-        self.page_recalls.push(Task::Repair(repair, done.clone()));
-        for (state, patience) in [(WAITING, BEGIN), (BEGUN, patience)] {
+        self.repairs.push(Task::Repair(repair, done.clone()));
+        for (state, patience) in [(WAITING, begin), (BEGUN, end)] {
             let until = self.host.now().after(patience);
-            // Acquire: pairs with the Release of `say`.
+            // Acquire: pairs with the AcqRel of `change`.
             while done.load(Ordering::Acquire) == state && self.host.now() < until {
                 self.host.wait(&done, state, Some(until));
             }
+            if is_for_now && state == WAITING && self.change(&done, WAITING, ABANDONED) {
+                return false;
+            }
         }
-        // Acquire: pairs with the Release of `say`.
+        // Acquire: pairs with the AcqRel of `change`.
         done.load(Ordering::Acquire) == DONE
     }
 
-    fn say(&self, done: &Word, state: u32) {
-        // Release: pairs with the Acquire of `repair`.
-        done.store(state, Ordering::Release);
+    /// Changes the state of a repair; false if it is another one than `from`.
+    fn change(&self, done: &Word, from: u32, to: u32) -> bool {
+        // AcqRel: pairs with the Acquire of `repair`.
+        let changed = done.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         self.host.wake(done, ipc::WAKE_ALL);
+        changed
     }
 
     /// Ends the threads, and waits for them. The kernel has ended the connection, so no thread waits for it.
@@ -246,6 +283,7 @@ impl Gateway {
         }
         self.page_recalls.end();
         self.plain_recalls.end();
+        self.repairs.end();
         self.units.end();
         loop {
             // Acquire: pairs with the AcqRel of a thread that ends.

@@ -3,6 +3,7 @@
 
 mod around;
 mod ends;
+mod overtaken;
 
 use crate::abi::{
     EntryOut, InHeader, OutHeader, ReadIn, SetattrIn, WRITE_FROM_CACHE, WriteIn, fattr, opcode,
@@ -58,33 +59,6 @@ fn a_page_that_comes_before_the_first_pass_is_dropped() {
     recall.join().unwrap();
     assert!(around.kernel.pages.load(Ordering::SeqCst) > 0, "pages are dropped, and not attributes alone");
     assert_eq!(around.given_back(), [node]);
-}
-
-/// M.5: the kernel stored the bytes of a write into a page, which was dropped and read again before the WRITE arrived.
-/// A mapping may have made the page dirty, so the bytes are stored into it again.
-#[test]
-fn pages_that_were_read_before_a_write_that_the_kernel_has_made_get_its_bytes() {
-    let around = Around::new();
-    around.gateway.start_recalls().unwrap();
-    let stores = || around.kernel.stores.lock().unwrap().len();
-    let (EntryOut { node, .. }, handle) = around.create(b"file");
-    around.write(node, handle, 0);
-    around.read(node, handle, 0);
-    around.write(node, handle, 0);
-    assert_eq!(stores(), 0, "nothing was dropped, so nothing was read again");
-    around.recall(node);
-    let dropped = around.kernel.drops();
-    around.read(node, handle, 0);
-    around.write(node, handle, 0);
-    assert_eq!(stores(), 1);
-    around.write(node, handle, 0);
-    assert_eq!(stores(), 1, "this write began after the one before it was answered");
-    assert_eq!(around.kernel.drops(), dropped);
-    around.recall(node);
-    around.read(node, handle, 8192);
-    around.write(node, handle, 0);
-    assert_eq!(stores(), 1, "another page");
-    around.gateway.end_recalls();
 }
 
 /// M.6: the kernel sends an append that crosses the end of a page in two messages.

@@ -12,6 +12,7 @@
 
 use crate::guard::KernelHas;
 use crate::nodes::Nodes;
+use crate::pages::{PAGE_BYTES, PageRange, PageSet};
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Time, Waited, Word};
@@ -22,9 +23,6 @@ use vfs::{CacheLeases, Engine, LeaseMode};
 
 /// How long the kernel may cache a cacheable answer.
 pub(crate) const VALID_SECONDS: u64 = 3600;
-
-/// Size of the kernel's pages.
-pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// How long a recall waits for the second part of an append that the kernel may have split.
 const REST_OF_APPEND_MS: u32 = 20;
@@ -43,27 +41,6 @@ pub(crate) enum Phase {
     Recalled(LeaseMode),
     /// The kernel has no data, and the lease is being given back.
     Closed,
-}
-
-/// Offsets of the first byte and of the end, extended to whole pages; includes any gap between added ranges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PageRange(u64, u64);
-
-impl PageRange {
-    pub(crate) const NONE: Self = Self(u64::MAX, 0);
-
-    pub(crate) fn of(offset: u64, bytes: u64) -> Self {
-        let end = offset.saturating_add(bytes).checked_next_multiple_of(PAGE_BYTES);
-        Self(offset - offset % PAGE_BYTES, end.unwrap_or(u64::MAX))
-    }
-
-    fn with(self, other: Self) -> Self {
-        Self(self.0.min(other.0), self.1.max(other.1))
-    }
-
-    fn overlaps(self, other: Self) -> bool {
-        self.0.max(other.0) < self.1.min(other.1)
-    }
 }
 
 #[derive(Debug)]
@@ -87,8 +64,8 @@ pub(crate) struct Unit {
     pub(crate) filled: bool,
     /// The kernel may have pages.
     pub(crate) has_pages: bool,
-    /// The range that was read since the last pass began; none if a write that began since then was served.
-    pub(crate) read_since_pass: Option<PageRange>,
+    /// The pages that were read since the last pass began; none if a write that began since then was served.
+    pub(crate) read_since_pass: Option<PageSet>,
     /// The time until which the second part of an append may arrive.
     pub(crate) append_until: Option<Time>,
     /// The epoch of the last name that the kernel got.
@@ -401,21 +378,31 @@ impl Units {
         range: PageRange,
     ) -> Result<Stay, vfs::Error> {
         let stay = self.enter_pages(node, LeaseMode::Read)?;
-        if let Some(unit) = self.table.lock().units.get_mut(&node) {
-            unit.read_since_pass = unit.read_since_pass.map(|read| read.with(range));
+        if let Some(unit) = self.table.lock().units.get_mut(&node)
+            && let Some(read) = &mut unit.read_since_pass
+        {
+            read.add(range);
         }
         Ok(stay)
     }
 
-    /// Called after a write of bytes that the kernel already has in its pages. Returns whether these pages may have
-    /// been dropped meanwhile, and read again with the old contents. The kernel makes one write to an inode at a time,
-    /// so only the first write after a pass can have begun before it.
-    pub(crate) fn write_was_overtaken(&self, node: InodeNumber, range: PageRange) -> bool {
+    /// A program of the mount truncates a file: the kernel drops the pages after its new end.
+    pub(crate) fn cut(&self, node: InodeNumber, end: u64) {
+        if let Some(unit) = self.table.lock().units.get_mut(&node)
+            && let Some(read) = &mut unit.read_since_pass
+        {
+            read.cut(end);
+        }
+    }
+
+    /// Called after a write of bytes that the kernel already has in its pages. Returns the pages that may have been
+    /// dropped meanwhile, and read again with the old contents. The kernel makes one write to an inode at a time, so
+    /// only the first write after a pass can have begun before it.
+    pub(crate) fn read_before_write(&self, node: InodeNumber) -> Option<PageSet> {
         let mut table = self.table.lock();
-        let Some(unit) = table.units.get_mut(&node) else { return false };
+        let unit = table.units.get_mut(&node)?;
         let is_passing = matches!(unit.phase, Phase::Recalled(_));
-        let read = if is_passing { unit.read_since_pass } else { unit.read_since_pass.take() };
-        read.is_some_and(|read| read.overlaps(range))
+        if is_passing { unit.read_since_pass.clone() } else { unit.read_since_pass.take() }
     }
 
     /// Called before a request puts pages into the kernel: the lease is held from now on until the answer was sent.

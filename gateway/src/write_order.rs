@@ -11,14 +11,14 @@ use crate::turn;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Writes in progress, by numbers that are never reused.
+/// Writes in progress: their messages, by numbers that are never reused.
 #[derive(Default)]
 struct Writes {
     next: u64,
-    files: BTreeMap<InodeNumber, BTreeSet<u64>>,
+    files: BTreeMap<InodeNumber, BTreeMap<u64, u64>>,
 }
 
 pub(crate) struct WriteOrder {
@@ -40,6 +40,7 @@ pub(crate) struct Arrival<'a> {
 
 enum What {
     Other,
+    /// A write and its message.
     Write(InodeNumber, u64),
     /// A read after the writes with lower numbers.
     Read(InodeNumber, u64),
@@ -64,10 +65,10 @@ impl WriteOrder {
                 let mut writes = self.writes.lock();
                 let number = writes.next;
                 writes.next += 1;
-                writes.files.entry(node).or_default().insert(number);
+                writes.files.entry(node).or_default().insert(number, header.unique);
                 // Relaxed: read by threads that have the turn, which this one has now.
                 self.count.store(writes.files.len() as u32, Ordering::Relaxed);
-                What::Write(node, number)
+                What::Write(node, header.unique)
             }
             // Relaxed: an earlier write was counted by the thread that had the turn then.
             opcode::READ if self.count.load(Ordering::Relaxed) > 0 => {
@@ -80,8 +81,31 @@ impl WriteOrder {
     /// Whether all writes of a file with lower numbers were served; later ones do not matter.
     fn are_served(&self, node: InodeNumber, before: u64) -> bool {
         let writes = self.writes.lock();
-        let oldest = writes.files.get(&node).and_then(BTreeSet::first);
-        oldest.is_none_or(|oldest| *oldest >= before)
+        let oldest = writes.files.get(&node).and_then(BTreeMap::first_key_value);
+        oldest.is_none_or(|(oldest, _)| *oldest >= before)
+    }
+
+    /// A write has taken effect: reads need not wait for it any more, although its answer may come later.
+    pub(crate) fn served(&self, node: InodeNumber, unique: u64) {
+        {
+            let mut writes = self.writes.lock();
+            let Some(numbers) = writes.files.get_mut(&node) else { return };
+            let before = numbers.len();
+            numbers.retain(|_, message| *message != unique);
+            if numbers.len() == before {
+                return;
+            }
+            if numbers.is_empty() {
+                writes.files.remove(&node);
+            }
+            // Relaxed: a thread that reads the former value checks the list.
+            self.count.store(writes.files.len() as u32, Ordering::Relaxed);
+        }
+        // SeqCst: pairs with `wait`. A waiting thread that is not seen here sees that the word has changed.
+        self.served.fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.host.wake(&self.served, ipc::WAKE_ALL);
+        }
     }
 }
 
@@ -111,22 +135,8 @@ impl Arrival<'_> {
 
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
-        let What::Write(node, number) = self.what else { return };
-        let order = self.order;
-        {
-            let mut writes = order.writes.lock();
-            if let Some(numbers) = writes.files.get_mut(&node) {
-                numbers.remove(&number);
-                if numbers.is_empty() {
-                    writes.files.remove(&node);
-                }
-            }
-            order.count.store(writes.files.len() as u32, Ordering::Relaxed);
-        }
-        // SeqCst: pairs with `wait`. A waiting thread that is not seen here sees that the word has changed.
-        order.served.fetch_add(1, Ordering::SeqCst);
-        if order.waiting.load(Ordering::SeqCst) > 0 {
-            order.host.wake(&order.served, ipc::WAKE_ALL);
+        if let What::Write(node, unique) = self.what {
+            self.order.served(node, unique);
         }
     }
 }

@@ -130,7 +130,7 @@ impl Gateway {
         };
         let attributes = self.engine.setattr(&caller(header), target, &changes)?;
         if let Some(size) = changes.size {
-            self.ends.cut(attributes.inode, size);
+            self.is_cut(attributes.inode, size);
         }
         // Not cacheable: the kernel accepts it even if it was told meanwhile to drop the inode.
         Ok(self.tell_attributes(&attributes, None, reply))

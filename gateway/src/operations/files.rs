@@ -8,9 +8,9 @@ use crate::abi::{
 use crate::callers::{caller, caller_of_file};
 use crate::files::OpenFile;
 use crate::gateway::{Answer, Gateway, name, node};
+use crate::pages::{PAGE_BYTES, PageRange};
 use crate::recalls::Repair;
 use crate::reply::Reply;
-use crate::units::{PAGE_BYTES, PageRange};
 use format::record::{FILE_BYTES_MAX, FileType};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -36,6 +36,13 @@ pub(crate) fn access_of(flags: u32) -> Access {
     }
 }
 
+/// Number of bytes of a write in its last page, if it does not fill that page. The kernel keeps this page locked until
+/// the answer, unless the page was complete before; then it may have to be repaired, as all others.
+fn bytes_in_last_part(start: u64, end: u64) -> usize {
+    let page = (end - 1) / PAGE_BYTES * PAGE_BYTES;
+    if start <= page && end.is_multiple_of(PAGE_BYTES) { 0 } else { (end - start.max(page)) as usize }
+}
+
 impl Gateway {
     /// Opens a file or directory.
     pub(crate) fn open(
@@ -53,7 +60,7 @@ impl Gateway {
             self.engine.open(&caller, node(header), access_of(fields.flags), truncate)?
         };
         if has(fields.flags, libc::O_TRUNC) {
-            self.ends.cut(attributes.inode, 0);
+            self.is_cut(attributes.inode, 0);
         }
         let is_writer = self.count_writer(handle, &attributes, access_of(fields.flags))?;
         self.opened(handle, &attributes, (caller, is_writer), reply)
@@ -143,7 +150,7 @@ impl Gateway {
             }
         };
         if has(fields.flags, libc::O_TRUNC) {
-            self.ends.cut(attributes.inode, 0);
+            self.is_cut(attributes.inode, 0);
         }
         let is_writer = self
             .count_writer(handle, &attributes, access)
@@ -219,6 +226,8 @@ impl Gateway {
             if appends {
                 self.units.append_ends(file.inode, fields.offset + written.bytes as u64);
             }
+            // A repair waits for pages that a read may hold, and this read must not wait for the repair.
+            self.writes.served(file.inode, header.unique);
             self.repair_after(&file, fields.offset, (bytes, &written));
         }
         let bytes = u32::try_from(written.bytes).expect("no more is written than was given");
@@ -253,8 +262,14 @@ impl Gateway {
             let from = start.min(offset);
             let last = (start > offset).then(|| (written.end - 1, last));
             self.repair(Repair::Moved { node, from: from - from % PAGE_BYTES, last });
-        } else if self.units.write_was_overtaken(node, PageRange::of(start, written.bytes as u64)) {
-            self.repair(Repair::Overtaken { node, offset, bytes: bytes.to_vec() });
+        } else if let Some(read) = self.units.read_before_write(node) {
+            let (whole, rest) = bytes.split_at(bytes.len() - bytes_in_last_part(start, written.end));
+            for (bytes, may_be_locked) in [(whole, false), (rest, true)] {
+                let offset = if may_be_locked { written.end - bytes.len() as u64 } else { start };
+                if !bytes.is_empty() && read.overlaps(PageRange::of(offset, bytes.len() as u64)) {
+                    self.repair(Repair::Overtaken { node, offset, bytes: bytes.to_vec(), may_be_locked });
+                }
+            }
         }
     }
 

@@ -103,6 +103,10 @@ pub(super) struct Kernel {
     pub(super) pages: Word,
     /// The offset and the bytes of each store into pages.
     pub(super) stores: Mutex<Vec<(u64, Vec<u8>)>>,
+    /// Number of stores that began.
+    pub(super) stores_begun: Word,
+    /// Stores of fewer bytes wait for a page that is locked.
+    pub(super) locked_below: Word,
     /// Number of the next notifications that find no inode.
     pub(super) absent: Word,
     pub(super) epochs: Word,
@@ -127,6 +131,9 @@ impl Kernel {
             }
             notice::STORE => {
                 let (fields, bytes) = StoreOut::read_from_prefix(rest).unwrap();
+                self.stores_begun.fetch_add(1, Ordering::SeqCst);
+                SystemHost.wake(&self.stores_begun, ipc::WAKE_ALL);
+                wait_while(&self.locked_below, |bytes| fields.bytes < bytes);
                 self.stores.lock().unwrap().push((fields.offset, bytes.to_vec()));
                 Ok(())
             }
@@ -152,6 +159,11 @@ impl Kernel {
     pub(super) fn unlock(&self) {
         self.locked.store(0, Ordering::SeqCst);
         SystemHost.wake(&self.locked, ipc::WAKE_ALL);
+    }
+
+    pub(super) fn lock_stores_below(&self, bytes: u32) {
+        self.locked_below.store(bytes, Ordering::SeqCst);
+        SystemHost.wake(&self.locked_below, ipc::WAKE_ALL);
     }
 
     pub(super) fn drops(&self) -> u32 {
@@ -204,10 +216,14 @@ impl Around {
         Self { gateway, leases, kernel }
     }
 
+    pub(super) fn message(opcode: u32, node: u64, parts: &[&[u8]]) -> Vec<u8> {
+        let header = InHeader { opcode, node, unique: 2, ..InHeader::default() };
+        [header.as_bytes(), &parts.concat()].concat()
+    }
+
     /// Returns the answer, which counts as sent only after `reply.sent()`.
     pub(super) fn ask_slowly(&self, opcode: u32, node: u64, parts: &[&[u8]], reply: &mut Reply) -> Vec<u8> {
-        let header = InHeader { opcode, node, unique: 2, ..InHeader::default() };
-        let message = [header.as_bytes(), &parts.concat()].concat();
+        let message = Self::message(opcode, node, parts);
         let answer = self.gateway.answer(&message, reply).expect("an answer").to_vec();
         let (header, rest) = OutHeader::read_from_prefix(&answer).unwrap();
         assert_eq!(header.error, 0, "opcode {opcode}");
