@@ -147,6 +147,46 @@ fn files_without_a_name() {
 }
 
 #[test]
+fn links_by_users_who_did_not_open_or_do_not_own_the_file() {
+    same(&["links_of_open_files", "links_of_others_files"]);
+}
+
+#[test]
+fn shared_directories() {
+    same(&["shared_directories"]);
+}
+
+/// What the kernel answers with `fs.protected_symlinks` 1 and `fs.protected_regular` 2.
+const PROTECTED: &str = include_str!("answers/protected.txt");
+
+/// The settings belong to the whole machine, so the test puts others in their place for the program alone.
+#[test]
+fn shared_directories_as_the_settings_say() {
+    let root = rustix::process::geteuid().is_root();
+    if !root || !limited(&["unshare", "-m", "--propagation", "unchanged", "true"], &[]).status.success() {
+        println!("skipped: needs root and unshare");
+        return;
+    }
+    let node = Node::up();
+    std::fs::set_permissions(node.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let folder = node.path("protected");
+    node.sh(&format!("mkdir -m 777 {folder}")).expect_success();
+    let script = format!(
+        "mount --make-rprivate /; cd {dir}; echo 1 > one; echo 2 > two
+        mount --bind one /proc/sys/fs/protected_symlinks
+        mount --bind two /proc/sys/fs/protected_regular
+        exec {hearth} run --dir {dir} -- {program} shared_directories {folder}",
+        dir = node.dir(),
+        hearth = node.program(),
+        program = program()
+    );
+    let output = limited(&["unshare", "-m", "--propagation", "unchanged", "sh", "-ec"], &[&script]);
+    compare("shared_directories", "library", PROTECTED, &printed("library", &output), &[]);
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
 fn whiteouts() {
     // The kernel opens no device on a mount without the option.
     let opened = ("open(\"a\", O_RDONLY): ENXIO", "open(\"a\", O_RDONLY): EACCES");

@@ -53,6 +53,7 @@ mod patch;
 mod paths;
 mod preload;
 mod process_lock;
+mod protections;
 pub mod raw;
 mod real;
 mod regions;

@@ -145,6 +145,12 @@ pub trait Mount: Sync {
     fn access(&self, place: MountPath<'_>, mode: i32, flags: i32) -> Result<()>;
     /// `mkdirat`, `mknodat`, `symlinkat`.
     fn make(&self, place: MountPath<'_>, new: New<'_>) -> Result<()>;
+    /// Whether the process opened the file itself and has the same credentials since then, or is root: the kernel
+    /// requires it of a descriptor that `linkat` gets instead of a path.
+    fn is_opened_by_caller(&self, file: Handle) -> Result<bool> {
+        let _ = file;
+        Ok(true)
+    }
     /// `linkat`.
     fn link(&self, from: Target<'_>, to: MountPath<'_>) -> Result<()>;
     /// `unlinkat`; `rmdir` if `directory`.

@@ -515,7 +515,7 @@ fn walk(path: &[u8], follow: bool) -> Result<Walked, Errno> {
         if last && !follow {
             break;
         }
-        let Some(target) = link_at(site, &done)? else { continue };
+        let Some(target) = link_at(site, &done, last)? else { continue };
         links += 1;
         if links > LINKS_MAX {
             return Err(Errno(libc::ELOOP));
@@ -533,15 +533,17 @@ fn walk(path: &[u8], follow: bool) -> Result<Walked, Errno> {
     CString::new(done).map(Walked::Kernel).map_err(|_| Errno(libc::EINVAL))
 }
 
-/// The target of the link at an absolute path that has no links before its end; `None` if there is no link.
-fn link_at(site: &Site, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+/// The target of the link at an absolute path that has no links before its end; `None` if there is no link. `last`: the
+/// link is the end of the path.
+fn link_at(site: &Site, path: &[u8], last: bool) -> Result<Option<Vec<u8>>, Errno> {
     if let Some((fd, _)) = magic(path) {
         return descriptors::get(fd).and_then(|held| path_of(&held)).map(Some);
     }
     let target = match below(site, path) {
         Some([]) => return Ok(None),
         Some(rest) => site.mount.readlink(MountPath { dir: None, path: rest }),
-        None => kernel_link(path),
+        None => kernel_link(path)
+            .and_then(|target| if last { may_follow(path).map(|()| target) } else { Ok(target) }),
     };
     match target {
         Ok(target) => Ok(Some(target)),
@@ -560,6 +562,17 @@ fn kernel_link(path: &[u8]) -> Result<Vec<u8>, Errno> {
     let bytes = unsafe { raw::try_call(libc::SYS_readlinkat, &arguments) }?;
     target.truncate(bytes as usize);
     Ok(target)
+}
+
+/// Asks the kernel whether it follows a link at the end of a path, which its settings about links of other users may
+/// refuse. A target that it does not find may be in the tree.
+fn may_follow(link: &[u8]) -> Result<(), Errno> {
+    let link = CString::new(link).map_err(|_| Errno(libc::EINVAL))?;
+    let arguments =
+        [raw::number(libc::AT_FDCWD), link.as_ptr() as u64, libc::F_OK as u64, libc::AT_EACCESS as u64];
+    // SAFETY: the path lives across the call.
+    let followed = unsafe { raw::try_call(libc::SYS_faccessat2, &arguments) };
+    if followed == Err(Errno(libc::EACCES)) { Err(Errno(libc::EACCES)) } else { Ok(()) }
 }
 
 /// Called if the kernel did not find a path: the path in the mount to which it leads, if any.

@@ -760,6 +760,147 @@ static void unnamed_after_exec(void) {
     holds("d/after-exec", "kept");
 }
 
+/* Names for open files, by users who did not open them or do not own them. */
+static void after_exec_by_another(void) {
+    int fd = atoi(getenv("LINKED"));
+    SAY(linkat(fd, "", AT_FDCWD, "by-exec", AT_EMPTY_PATH));
+    SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "by-exec", AT_SYMLINK_FOLLOW));
+}
+
+static void links_of_open_files(void) {
+    NEED(chmod(".", 0777) == 0);
+    int fd = make("mine", "text"), dir = open(".", O_RDONLY | O_DIRECTORY);
+    NEED(dir >= 0 && fchown(fd, 1000, 1000) == 0);
+    SAY(linkat(fd, "", AT_FDCWD, "by-root", AT_EMPTY_PATH));
+    CHILD SAY(linkat(fd, "", AT_FDCWD, "by-a-child-of-root", AT_EMPTY_PATH));
+    CHILD {
+        become(1000);
+        SAY(linkat(fd, "", AT_FDCWD, "by-another", AT_EMPTY_PATH));
+        SAY(linkat(fd, "", AT_FDCWD, "mine", AT_EMPTY_PATH));
+        SAY(linkat(fd, "", AT_FDCWD, "none/name", AT_EMPTY_PATH));
+        SAY(linkat(dir, "mine", AT_FDCWD, "by-another", AT_EMPTY_PATH));
+        SAY(linkat(dir, "mine", AT_FDCWD, "by-name", 0));
+        SAY(linkat(999, "", AT_FDCWD, "by-another", AT_EMPTY_PATH));
+        SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "by-path", AT_SYMLINK_FOLLOW));
+        int own = open("mine", O_RDWR);
+        NEED(own >= 0);
+        SAY(linkat(own, "", AT_FDCWD, "by-its-opener", AT_EMPTY_PATH));
+        SAY(syscall(SYS_linkat, own, NULL, AT_FDCWD, "without-a-path", AT_EMPTY_PATH));
+        SAY(setresuid(1000, 1000, 1000));
+        SAY(linkat(own, "", AT_FDCWD, "by-the-same", AT_EMPTY_PATH));
+        CHILD {
+            SAY(linkat(own, "", AT_FDCWD, "by-a-child", AT_EMPTY_PATH));
+            SAY(linkat(AT_FDCWD, open_path(own), AT_FDCWD, "by-a-child", AT_SYMLINK_FOLLOW));
+        }
+        int unnamed = open(".", O_TMPFILE | O_RDWR, 0600);
+        NEED(unnamed >= 0);
+        SAY(linkat(unnamed, "", AT_FDCWD, "unnamed", AT_EMPTY_PATH));
+        char number[16];
+        snprintf(number, sizeof number, "%d", own);
+        setenv("LINKED", number, 1);
+        fflush(stdout);
+        execl(self, self, "after_exec_by_another", ".", NULL);
+    }
+}
+
+/* What fs.protected_hardlinks refuses, as the machine has it. */
+static void links_of_others_files(void) {
+    NEED(chmod(".", 0777) == 0);
+    close(make("private", ""));
+    close(make("readable", ""));
+    close(make("shared", ""));
+    close(make("setuid", ""));
+    close(make("setgid", ""));
+    close(make("owned-setuid", ""));
+    close(make("secret", ""));
+    int unnamed = open(".", O_TMPFILE | O_RDWR, 0600);
+    NEED(unnamed >= 0 && chmod("private", 0600) == 0 && chmod("readable", 0644) == 0 && chmod("shared", 0666) == 0);
+    NEED(chmod("setuid", 04777) == 0 && chmod("setgid", 02777) == 0 && mkfifo("pipe", 0) == 0);
+    NEED(chmod("pipe", 0666) == 0 && symlink("shared", "symlink") == 0 && mkdir("d", 0777) == 0);
+    NEED(chown("owned-setuid", 1000, 1000) == 0 && chmod("owned-setuid", 04700) == 0);
+    NEED(mkdir("closed", 0755) == 0 && chown("secret", 1000, 1000) == 0 && chmod("secret", 0) == 0);
+    CHILD {
+        become(1000);
+        SAY(link("private", "by-name-1"));
+        SAY(link("readable", "by-name-2"));
+        SAY(link("shared", "by-name-3"));
+        SAY(link("setuid", "by-name-4"));
+        SAY(link("setgid", "by-name-5"));
+        SAY(link("pipe", "by-name-6"));
+        SAY(link("symlink", "by-name-7"));
+        SAY(linkat(AT_FDCWD, "symlink", AT_FDCWD, "by-name-8", AT_SYMLINK_FOLLOW));
+        SAY(link("d", "by-name-9"));
+        SAY(link("owned-setuid", "by-name-10"));
+        SAY(link("secret", "by-name-11"));
+        SAY(link("private", "shared"));
+        SAY(link("private", "closed/name"));
+        SAY(link("shared", "closed/name"));
+        SAY(link("private", "none/name"));
+        SAY(link("private", "name/"));
+        SAY(linkat(AT_FDCWD, open_path(unnamed), AT_FDCWD, "unnamed", AT_SYMLINK_FOLLOW));
+    }
+    SAY(link("private", "by-root"));
+    SAY(link("setuid", "by-root-2"));
+}
+
+/* Links and files of others in directories to which many may write. */
+static void shared_directories(void) {
+    static const struct { const char *name; int mode, owner; } directories[] = {
+        {"sticky", 01777, 0}, {"of-another", 01777, 2000}, {"group", 01770, 0}, {"open", 0777, 0}, {"plain", 01755, 0}};
+    NEED(chmod(".", 0777) == 0);
+    close(make("target", "text"));
+    NEED(chmod("target", 0666) == 0 && mkdir("sub", 0777) == 0 && symlink("sub", "to-sub") == 0);
+    for (size_t i = 0; i < sizeof directories / sizeof *directories; i++) {
+        NEED(mkdir(directories[i].name, 0777) == 0 && chdir(directories[i].name) == 0);
+        NEED(symlink("../target", "root-link") == 0 && symlink("../target", "link") == 0);
+        NEED(symlink("root-link", "twice") == 0 && symlink("../sub", "dir-link") == 0 && symlink("new", "dangling") == 0);
+        NEED(lchown("link", 2000, 2000) == 0 && lchown("twice", 1000, 1000) == 0);
+        NEED(lchown("dir-link", 2000, 2000) == 0 && lchown("dangling", 2000, 2000) == 0);
+        close(make("file", ""));
+        close(make("own", ""));
+        close(make("root-file", ""));
+        NEED(chmod("file", 0666) == 0 && chown("file", 2000, 2000) == 0 && chown("own", 1000, 1000) == 0);
+        NEED(chmod("root-file", 0666) == 0 && mknod("socket", S_IFSOCK | 0666, 0) == 0);
+        NEED(chmod("socket", 0666) == 0 && chown("socket", 2000, 2000) == 0 && mkdir("sub", 0777) == 0);
+        NEED(chdir("..") == 0 && chown(directories[i].name, directories[i].owner, 1000) == 0);
+        NEED(chmod(directories[i].name, directories[i].mode) == 0);
+    }
+    CHILD {
+        become(1000);
+        for (size_t i = 0; i < sizeof directories / sizeof *directories; i++) {
+            struct stat status;
+            printf("%s:\n", directories[i].name);
+            NEED(chdir(directories[i].name) == 0);
+            TRY(open("root-link", O_RDONLY));
+            TRY(open("link", O_RDONLY));
+            TRY(open("twice", O_RDONLY));
+            TRY(open("link", O_RDWR | O_CREAT, 0600));
+            TRY(open("link", O_RDONLY | O_NOFOLLOW));
+            TRY(open("link", O_RDWR | O_CREAT | O_NOFOLLOW, 0600));
+            TRY(open("dangling", O_RDWR | O_CREAT | O_EXCL, 0600));
+            TRY(stat("link", &status));
+            TRY(lstat("link", &status));
+            TRY(stat("dir-link", &status));
+            TRY(stat("dir-link/", &status));
+            TRY(stat("dir-link/.", &status));
+            TRY(open("dir-link/new", O_RDWR | O_CREAT, 0600));
+            TRY(open2(AT_FDCWD, "link", O_RDONLY, RESOLVE_NO_SYMLINKS));
+            TRY(truncate("link", 4));
+            TRY(open("file", O_RDWR));
+            TRY(open("file", O_RDWR | O_CREAT, 0600));
+            TRY(open("file", O_RDWR | O_CREAT | O_EXCL, 0600));
+            TRY(open("own", O_RDWR | O_CREAT, 0600));
+            TRY(open("root-file", O_RDWR | O_CREAT, 0600));
+            TRY(open("socket", O_RDWR | O_CREAT, 0600));
+            TRY(open("sub", O_RDONLY | O_CREAT, 0600));
+            NEED(chdir("..") == 0);
+        }
+        TRY(open("to-sub/any", O_RDWR | O_CREAT, 0600));
+    }
+    TRY(open("sticky/link", O_RDONLY));
+    TRY(open("sticky/file", O_RDWR | O_CREAT, 0600));
+}
+
 static long rename_with(const char *from, const char *to, unsigned flags) {
     return renameat2(AT_FDCWD, from, AT_FDCWD, to, flags);
 }
@@ -849,6 +990,8 @@ static const struct {
     {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
     {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks},
     {"unnamed_files", unnamed_files}, {"unnamed_after_exec", unnamed_after_exec}, {"whiteouts", whiteouts},
+    {"links_of_open_files", links_of_open_files}, {"after_exec_by_another", after_exec_by_another},
+    {"links_of_others_files", links_of_others_files}, {"shared_directories", shared_directories},
 };
 
 int main(int count, char **given) {

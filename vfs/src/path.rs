@@ -8,6 +8,7 @@ use crate::access::{self, Caller};
 use crate::engine::{Attributes, Engine, Step, Target};
 use crate::error::Error;
 use crate::file::File;
+use crate::protections::Protections;
 use format::record::FileType;
 use format::{InodeNumber, Name, NameError};
 
@@ -151,6 +152,7 @@ impl Last {
 pub(crate) struct Walker<'e, E: Engine> {
     engine: &'e E,
     caller: &'e Caller,
+    protections: fn() -> Protections,
     here: InodeNumber,
     /// Attributes of `here`, if they are known.
     known: Option<Attributes>,
@@ -165,11 +167,17 @@ pub(crate) struct Walker<'e, E: Engine> {
 }
 
 impl<'e, E: Engine> Walker<'e, E> {
-    pub(crate) fn new(engine: &'e E, caller: &'e Caller, start: InodeNumber) -> Self {
+    pub(crate) fn new(
+        engine: &'e E,
+        caller: &'e Caller,
+        protections: fn() -> Protections,
+        start: InodeNumber,
+    ) -> Self {
         let restriction = Restriction::default();
         Self {
             engine,
             caller,
+            protections,
             here: start,
             known: None,
             links: 0,
@@ -248,19 +256,27 @@ impl<'e, E: Engine> Walker<'e, E> {
         Ok(access::search(self.caller, &here)?)
     }
 
-    /// Continues with the target of a symbolic link in the current directory.
-    pub(crate) fn follow_to_parent(&mut self, link: InodeNumber) -> Outcome<Last> {
-        let path = self.link_target(link, b"")?;
+    /// Continues with the target of a symbolic link at the end of the path, in the current directory.
+    pub(crate) fn follow_to_parent(&mut self, link: &Attributes) -> Outcome<Last> {
+        let path = self.link_target(link, true, b"")?;
         self.walk_to_parent(&path)
     }
 
-    /// Path that results from putting the link's target in front of `rest`.
-    fn link_target(&mut self, link: InodeNumber, rest: &[u8]) -> Outcome<Vec<u8>> {
+    /// Path that results from putting the link's target in front of `rest`. `trailing`: the link is the end of the
+    /// path.
+    fn link_target(&mut self, link: &Attributes, trailing: bool, rest: &[u8]) -> Outcome<Vec<u8>> {
         self.links += 1;
-        if self.links > LINKS_MAX || self.restriction.no_links {
+        if self.links > LINKS_MAX {
             return Err(Error::Loop.into());
         }
-        let mut path = self.engine.readlink(link)?;
+        if trailing && link.uid != self.caller.uid {
+            let directory = self.here()?;
+            (self.protections)().follow(self.caller, &directory, link)?;
+        }
+        if self.restriction.no_links {
+            return Err(Error::Loop.into());
+        }
+        let mut path = self.engine.readlink(link.inode)?;
         if !rest.is_empty() {
             path.push(b'/');
             path.extend_from_slice(rest);
@@ -296,7 +312,8 @@ impl<'e, E: Engine> Walker<'e, E> {
                     return Ok(last);
                 }
                 Some(Halt::AtLink(link, taken)) => {
-                    path = self.link_target(link, skip(&path, taken))?;
+                    let trailing = !stop_before_last && taken == components.len();
+                    path = self.link_target(&link, trailing, skip(&path, taken))?;
                 }
                 Some(Halt::AboveRoot(taken)) => {
                     let rest = skip(&path, taken).to_vec();
@@ -338,7 +355,7 @@ impl<'e, E: Engine> Walker<'e, E> {
                     if taken < components.len() || follow_last {
                         return Ok(Some(Halt::AtLink(link, taken)));
                     }
-                    self.restart(link);
+                    self.restart(link.inode);
                     return Ok(None);
                 }
             }
@@ -369,7 +386,7 @@ impl<'e, E: Engine> Walker<'e, E> {
             self.known = Some(*end);
         }
         Ok(match link {
-            Some(link) => Some(Halt::AtLink(link.inode, count)),
+            Some(link) => Some(Halt::AtLink(link, count)),
             None if count < steps.len() => Some(Halt::AboveRoot(count)),
             None => None,
         })
@@ -379,7 +396,7 @@ impl<'e, E: Engine> Walker<'e, E> {
 /// Reason why a walk stopped before its last component, with the number of components taken.
 enum Halt {
     /// The last component taken is a symbolic link, which must be followed.
-    AtLink(InodeNumber, usize),
+    AtLink(Attributes, usize),
     /// The next component leads above the root.
     AboveRoot(usize),
 }

@@ -2,6 +2,7 @@
 
 use super::cross_device;
 use super::data::mount;
+use crate::descriptors;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, MountPath, New, Target};
@@ -87,7 +88,16 @@ pub fn linkat(call: &Call) -> Answer {
         return Err(Errno(libc::EINVAL).into());
     }
     let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
-    let from = PathArgument { follow, empty: flags & libc::AT_EMPTY_PATH != 0, ..at(0, 1) };
+    let empty = flags & libc::AT_EMPTY_PATH != 0;
+    // The path itself may not be missing.
+    let path = memory::read_string(call.arguments[1], PATH_BYTES_MAX)?;
+    if empty && path.first() != Some(&b'/') && descriptors::is_ours(call.int(0)) {
+        let held = descriptors::get(call.int(0))?;
+        if !mount().is_opened_by_caller(held.handle())? {
+            return Err(no_file().into());
+        }
+    }
+    let from = PathArgument { follow, empty, ..at(0, 1) };
     link_paths(call, from, at(2, 3))
 }
 

@@ -3,8 +3,9 @@
 use super::answers::{errno_of, space_of, status_of, stop_of};
 use super::mounted::{self, Twin, on_twin, seek_twin, status_of_twin};
 use super::paths::{joined, path_of_directory};
-use super::{Current, Open, TOKEN_NUMBERS, Tree, handle_of, locks, open_of};
+use super::{Current, INHERITED, Open, TOKEN_NUMBERS, Tree, handle_of, locks, open_of};
 use crate::descriptors;
+use crate::local::local;
 use crate::mount::{Change, Entry, Errno, ExecHandover, Handle, Lock, Mount, MountPath, New, Result, Target};
 use crate::slots;
 use crate::{raw, regions};
@@ -43,7 +44,8 @@ impl Mount for Tree {
         let file = file.shared(Box::new(state), state.owner());
         let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
         let current = AtomicPtr::new(current);
-        Ok(handle_of(Open { current, path, inode, flags, slot: state, twin: Twin::default() }))
+        let credentials = self.credentials.load(Ordering::Relaxed);
+        Ok(handle_of(Open { current, path, inode, flags, credentials, slot: state, twin: Twin::default() }))
     }
 
     fn close(&self, file: Handle) {
@@ -229,6 +231,13 @@ impl Mount for Tree {
         .map_err(stop_of)
     }
 
+    fn is_opened_by_caller(&self, file: Handle) -> Result<bool> {
+        // The client comes first: it notices a change of the user.
+        let is_root = self.client()?.caller().is_root();
+        let same = open_of(&file).credentials == self.credentials.load(Ordering::Relaxed);
+        Ok(is_root || (same && local().borrowed().is_none()))
+    }
+
     fn link(&self, from: Target<'_>, to: MountPath<'_>) -> Result<()> {
         let to = self.place(&to)?;
         self.on(from, |vfs, subject| vfs.link(subject, to))
@@ -303,7 +312,7 @@ impl Mount for Tree {
         let inode = u64::from_le_bytes(numbers[12..].try_into().expect("eight bytes"));
         let (current, inode) = (AtomicPtr::default(), InodeNumber::new(inode));
         let (path, flags, twin) = (path.to_vec(), word(8), Twin::default());
-        Ok(handle_of(Open { current, path, inode, flags, slot, twin }))
+        Ok(handle_of(Open { current, path, inode, flags, credentials: INHERITED, slot, twin }))
     }
 
     fn kernel_file(&self, file: Handle) -> Result<i32> {
@@ -374,6 +383,7 @@ impl Mount for Tree {
         self.client.store(std::ptr::null_mut(), Ordering::Release);
         self.attached.store(std::ptr::null_mut(), Ordering::Release);
         self.era.fetch_add(1, Ordering::Relaxed);
+        self.credentials.fetch_add(1, Ordering::Relaxed);
         descriptors::close_all_of_client();
     }
 }

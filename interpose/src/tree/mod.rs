@@ -21,6 +21,7 @@ mod user;
 use crate::descriptors::{self, Internal};
 use crate::limits;
 use crate::mount::{Errno, Handle, MountPath, Result, Target};
+use crate::protections::protections;
 use crate::slots;
 use answers::{errno_of, stop_of};
 use format::InodeNumber;
@@ -44,6 +45,9 @@ const ONLY_ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 /// Bytes of an exported file's token before the path: slot, memfd, flags, inode.
 const TOKEN_NUMBERS: usize = 20;
 
+/// Number of the credentials of a file that the program before the exec had opened.
+const INHERITED: u32 = 0;
+
 /// The tree of one node.
 pub struct Tree {
     socket: PathBuf,
@@ -56,6 +60,8 @@ pub struct Tree {
     attached: AtomicPtr<Client>,
     /// Counts changes of the user.
     users: AtomicU32,
+    /// Number of the credentials of this process: another one after each fork and after each change of the user.
+    credentials: AtomicU32,
     /// Counts the forks between the first program and this process: a [`Current`] of another era belongs to a parent.
     era: AtomicU32,
     /// The files that this process has inherited.
@@ -118,6 +124,8 @@ struct Open {
     /// The inode to which the path led: if another file has the name now, the opening fails.
     inode: InodeNumber,
     flags: i32,
+    /// Number of the credentials with which it was opened, or [`INHERITED`].
+    credentials: u32,
     slot: slots::FileSlot,
     twin: mounted::Twin,
 }
@@ -146,6 +154,7 @@ impl Tree {
             client: AtomicPtr::default(),
             attached: AtomicPtr::default(),
             users: AtomicU32::new(0),
+            credentials: AtomicU32::new(INHERITED + 1),
             era: AtomicU32::new(0),
             inherited: InheritedFiles::default(),
             owner: AtomicU64::new(0),
@@ -224,6 +233,7 @@ impl Tree {
         let owner = LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() };
         let now = user::credentials();
         let vfs = Vfs::new(Arc::new(libfs), now.0.clone(), owner).map_err(errno_of)?;
+        let vfs = vfs.protected_by(protections);
         vfs.umask(0);
         user::tell_real(&vfs, now);
         Ok(Client { vfs, owner: (inherited != 0).then_some(owner) })

@@ -72,6 +72,7 @@ impl Tree {
             client.vfs.set_caller(now.0, now.1);
             return Ok(());
         }
+        self.credentials.fetch_add(1, Ordering::Relaxed);
         let id = self.owner.load(Ordering::Relaxed);
         let owner = Some(LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() });
         let mut listed = || {

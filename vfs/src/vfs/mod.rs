@@ -22,6 +22,7 @@ use crate::engine::{Attributes, Engine, LockOwner, Space, Sync as SyncWhat};
 use crate::error::Error;
 use crate::file::File;
 use crate::path::{Base, Last, Outcome, PATH_BYTES_MAX, Place, Stop, Walker};
+use crate::protections::Protections;
 use format::record::FileType;
 use format::{InodeNumber, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +53,8 @@ pub struct Vfs<E: Engine> {
     first: Arc<Caller>,
     changed: AtomicBool,
     process: RwLock<Process>,
+    /// The settings of the machine about links and shared directories; asked for only if the answer may matter.
+    protections: fn() -> Protections,
 }
 
 impl<E: Engine> Vfs<E> {
@@ -67,7 +70,14 @@ impl<E: Engine> Vfs<E> {
         let caller = Arc::new(caller);
         let process = Process { caller: caller.clone(), real: caller.clone(), umask: 0o022, cwd };
         let (changed, process) = (AtomicBool::new(false), RwLock::new(process));
-        Ok(Self { engine, root, owner, first: caller, changed, process })
+        let protections = || Protections::NONE;
+        Ok(Self { engine, root, owner, first: caller, changed, process, protections })
+    }
+
+    /// The same view under the settings of a machine.
+    #[must_use]
+    pub fn protected_by(self, protections: fn() -> Protections) -> Self {
+        Self { protections, ..self }
     }
 
     /// Ends the view: releases locks and pins. All files must be closed before.
@@ -212,7 +222,7 @@ impl<E: Engine> Vfs<E> {
             Base::At(file) => file.inode,
             Base::Node(node) => node,
         };
-        let mut walker = Walker::new(&*self.engine, caller, start);
+        let mut walker = Walker::new(&*self.engine, caller, self.protections, start);
         let result = resolve(&mut walker);
         if !walker.pins.is_empty() {
             self.engine.forget(&walker.pins);

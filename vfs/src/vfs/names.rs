@@ -2,7 +2,7 @@
 
 use super::{Entry, Vfs, at_entry, failed};
 use crate::access::Caller;
-use crate::engine::{Created, Engine, New, NewType, Removal, RenameMode};
+use crate::engine::{Created, Engine, New, NewType, Removal, RenameMode, Target};
 use crate::error::Error;
 use crate::path::{Base, Last, Outcome, Place, Stop};
 use crate::vfs::Subject;
@@ -77,6 +77,7 @@ impl<E: Engine> Vfs<E> {
             let made = self.walking_once(caller, to, |walker| {
                 at_entry(walker, to, no_new_name, |caller, entry| {
                     self.refuse_slash(caller, &entry)?;
+                    self.check_link_source(caller, node, &entry)?;
                     let attributes = self.engine.link(caller, node, entry.parent, entry.name)?;
                     self.engine.forget(&[attributes.inode]);
                     Ok(())
@@ -84,6 +85,22 @@ impl<E: Engine> Vfs<E> {
             });
             made.map_err(Stop::second)
         })
+    }
+
+    /// Applies the setting about hard links to files of others. That the new name exists is detected before.
+    fn check_link_source(&self, caller: &Caller, node: InodeNumber, entry: &Entry<'_>) -> Outcome<()> {
+        if caller.is_root() {
+            return Ok(());
+        }
+        let source = self.engine.getattr(Target::Node(node))?;
+        if caller.owns(&source) || (self.protections)().permit_link(caller, &source) {
+            return Ok(());
+        }
+        match self.look(caller, entry) {
+            Ok(_) => failed(Error::Exists),
+            Err(Stop::Failed(Error::NotFound)) => failed(Error::NotPermitted),
+            Err(stop) => Err(stop),
+        }
     }
 
     /// `unlinkat` without flags.

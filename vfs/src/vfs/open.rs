@@ -139,12 +139,28 @@ impl<E: Engine> Vfs<E> {
             walker.pins.push(existing.inode);
             match existing.file_type {
                 FileType::Symlink if !how.has(libc::O_NOFOLLOW) => {
-                    last = walker.follow_to_parent(existing.inode)?
+                    last = walker.follow_to_parent(&existing)?
                 }
                 FileType::Directory => return Err(Error::IsDirectory.into()),
-                _ => return self.open_node(walker, caller, &existing, how),
+                _ => {
+                    self.check_open_to_create(walker, caller, &existing)?;
+                    return self.open_node(walker, caller, &existing, how);
+                }
             }
         }
+    }
+
+    /// Applies the settings about files of others, in directories to which many users may write.
+    fn check_open_to_create(
+        &self,
+        walker: &mut Walker<'_, E>,
+        caller: &Caller,
+        file: &Attributes,
+    ) -> Outcome<()> {
+        if file.uid == caller.uid {
+            return Ok(());
+        }
+        Ok((self.protections)().open_to_create(caller, &walker.here()?, file)?)
     }
 
     fn open_node(
