@@ -64,14 +64,7 @@ fn files_end(mounted: bool, daemon_dies: bool) {
     assert!(!child.wait().unwrap().success(), "it was killed");
     let sizes = || node.sh("cd $T; stat -c '%n %s %h' *").expect_success();
     assert_eq!(sizes(), "named 1000000 1\n");
-    let are_left = |count| {
-        // The gateway returns closed files to the daemon when it closes another one after their records are digested.
-        if mounted {
-            assert!(std::fs::read_dir(node.path("")).is_ok());
-        }
-        used(&node) == inodes + count
-    };
-    until("the other files are gone", || are_left(1));
+    until("the other files are gone", || used(&node) == inodes + 1);
     node.sh("rm $T/named").expect_success();
     if mounted {
         node.hearth(&["umount"]).expect_success();
@@ -98,4 +91,66 @@ fn they_outlive_a_daemon() {
     if harness::can_mount() {
         files_end(true, true);
     }
+}
+
+/// Uses files that lose their names or never had one, in the way that its argument says, and waits without another call
+/// on the tree.
+const IDLE: &str = r"
+import os, sys
+tree, how = sys.argv[1:]
+count = 5000 if how == 'many' else 1
+if how == 'unnamed' or how == 'many':
+    files = [os.open(tree, os.O_TMPFILE | os.O_RDWR, 0o600) for _ in range(count)]
+    for fd in files:
+        os.write(fd, b'x' * 10000)
+    for fd in files:
+        os.close(fd)
+else:
+    fd = os.open(f'{tree}/file', os.O_CREAT | os.O_RDWR, 0o600)
+    os.write(fd, b'x' * 10000)
+    if how == 'closed':
+        os.close(fd)
+    os.unlink(f'{tree}/file')
+    if how == 'removed':
+        os.write(fd, b'x')
+        os.close(fd)
+print('ready', flush=True)
+sys.stdin.readline()
+";
+
+fn idle_gives_back(node: &Node, mounted: bool, how: &str) {
+    let before = used(node);
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60"]);
+    if !mounted {
+        command.args([&node.program(), "run", "--dir", node.dir(), "--"]);
+    }
+    let tree = node.path("");
+    let limit = "ulimit -n 6000; exec /usr/bin/python3 -c \"$@\"";
+    command.args(["sh", "-c", limit, "sh", IDLE, tree.trim_end_matches('/'), how]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    until(&format!("nothing is left of what was {how}, mounted: {mounted}"), || used(node) == before);
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success(), "it has ended by itself: {how}, mounted: {mounted}");
+}
+
+/// The space of a file is free soon after the last process has closed it, though no process makes a call.
+#[test]
+fn an_idle_process_keeps_no_file() {
+    let node = Node::up();
+    for how in ["unnamed", "removed", "closed", "many"] {
+        idle_gives_back(&node, false, how);
+    }
+    if harness::can_mount() {
+        node.hearth(&["mount"]).expect_success();
+        for how in ["unnamed", "closed"] {
+            idle_gives_back(&node, true, how);
+        }
+        node.hearth(&["umount"]).expect_success();
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
 }

@@ -26,6 +26,9 @@ pub const SLOTS: usize = 64;
 pub const OPEN_TABLE_OFFSET: usize = SLOTS_OFFSET + SLOTS * 64;
 /// Number of slots for open inodes.
 pub const OPEN_TABLE: usize = 4096;
+/// Bit of a word of this table: the process does not use the inode any more, and SharedFS may end the session's
+/// reference to it as soon as it has digested every record of the session.
+pub const OPEN_RELEASED: u64 = 1 << 63;
 /// Bytes of the session words.
 pub const SESSION_BYTES: usize = OPEN_TABLE_OFFSET + OPEN_TABLE * size_of::<u64>();
 

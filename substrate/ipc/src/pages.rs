@@ -12,9 +12,9 @@ use crate::words::{CommitWord, Inside, Lease, LeaseState, LeaseWord, Overflow, S
 use format::locks::LOCK_SLOTS;
 use format::session::{
     COMMIT_OFFSET, DIGEST_TURN_OFFSET, DIGESTED_EVEN_OFFSET, DIGESTED_ODD_OFFSET, ENDED_COUNT_OFFSET,
-    ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SYNCED_OFFSET, LOCK_WORDS_OFFSET, OPEN_TABLE,
-    OPEN_TABLE_OFFSET, OVERFLOW_OFFSET, OWN_RANGE_OFFSET, REPLICATED_ENTRY_OFFSET, REPLICATED_RECORD_OFFSET,
-    REPLICATES_OFFSET, SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
+    ENDED_MAX, ENDED_OFFSET, LEASE_WORDS_OFFSET, LEDGER_SYNCED_OFFSET, LOCK_WORDS_OFFSET, OPEN_RELEASED,
+    OPEN_TABLE, OPEN_TABLE_OFFSET, OVERFLOW_OFFSET, OWN_RANGE_OFFSET, REPLICATED_ENTRY_OFFSET,
+    REPLICATED_RECORD_OFFSET, REPLICATES_OFFSET, SEAL_OFFSET, SLOTS, SLOTS_OFFSET,
 };
 use format::{InodeNumber, Sequence};
 use std::collections::BTreeSet;
@@ -73,7 +73,18 @@ impl ClientPages {
     /// Numbers of all inodes that the LibFS has open, as it says.
     pub fn open_inodes(&self) -> BTreeSet<u64> {
         // Acquire: as above.
-        self.open.iter().map(|word| word.load(Ordering::Acquire)).filter(|inode| *inode != 0).collect()
+        let words = self.open.iter().map(|word| word.load(Ordering::Acquire));
+        words.filter(|word| *word != 0 && *word & OPEN_RELEASED == 0).collect()
+    }
+
+    /// Inodes whose references the LibFS releases. A record of the LibFS for such an inode is committed before.
+    pub fn released(&self) -> Vec<InodeNumber> {
+        // Acquire: as above.
+        let words = self.open.iter().map(|word| word.load(Ordering::Acquire));
+        words
+            .filter(|word| word & OPEN_RELEASED != 0)
+            .map(|word| InodeNumber::new(word & !OPEN_RELEASED))
+            .collect()
     }
 }
 
@@ -377,6 +388,9 @@ mod tests {
         let client = ClientPages::new(&map(format::session::SESSION_BYTES)).unwrap();
         client.open()[17].store(5, Ordering::Release);
         assert!(client.is_open(InodeNumber::new(5)) && !client.is_open(InodeNumber::new(6)));
+        client.open()[4].store(OPEN_RELEASED | 6, Ordering::Release);
+        assert!(!client.is_open(InodeNumber::new(6)) && !client.open_inodes().contains(&6));
+        assert_eq!(client.released(), [InodeNumber::new(6)]);
         client.commit().begin(Sequence::new(3));
         assert_eq!(client.commit().load(), Sequence::new(3));
         assert_eq!(client.inside().slots.len(), SLOTS);

@@ -4,9 +4,9 @@
 use crate::directory::Target;
 use crate::engine::LibFs;
 use crate::error::Error;
-use crate::files::GivenBack;
 use crate::need::{Need, Token, Walk};
 use crate::nodes::{Body, NodeIndex};
+use crate::releases::GivenBack;
 use crate::session::Link;
 use crate::state::State;
 use crate::words::Held;
@@ -203,6 +203,7 @@ impl LibFs {
         token: Option<Token>,
     ) -> vfs::engine::Result<()> {
         let line = self.line()?;
+        self.state().retract_release(inode);
         let request = OpenRequest { inode, access, mode: LEASE_READ, reserved: [0; 6] };
         let mut response = Vec::new();
         let token = token.as_ref().map_or(&[][..], |token| token);
@@ -235,8 +236,7 @@ impl LibFs {
             let mut state = self.state();
             state.end_give_back(given_back);
             // The references pass to the next session, which releases them.
-            let untold = references[told..].iter();
-            state.give_back.extend(untold.map(|given| (Sequence::new(0), given.inode)));
+            state.repeat_releases(&references[told..]);
         }
         self.turn();
     }

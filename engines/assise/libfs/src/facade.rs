@@ -99,7 +99,7 @@ impl Engine for LibFs {
     }
 
     fn forget(&self, nodes: &[InodeNumber]) {
-        let give_back = {
+        let (give_back, unlisted) = {
             let mut state = self.state();
             for inode in nodes {
                 let Some(index) = state.nodes.find(*inode) else {
@@ -110,9 +110,12 @@ impl Engine for LibFs {
                 node.pins = node.pins.saturating_sub(1);
                 state.drop_if_unused(index);
             }
-            if state.give_back.is_empty() { Vec::new() } else { state.take_give_back() }
+            state.ready_releases()
         };
         self.close_calls(&give_back);
+        if unlisted {
+            self.release_closed();
+        }
     }
 
     fn open(
@@ -130,13 +133,16 @@ impl Engine for LibFs {
     }
 
     fn close(&self, handle: Handle) {
-        let give_back = {
+        let (give_back, unlisted) = {
             let mut state = self.state();
             let Some(index) = state.remove_file(handle) else { return };
             state.drop_if_unused(index);
-            if state.give_back.is_empty() { Vec::new() } else { state.take_give_back() }
+            state.ready_releases()
         };
         self.close_calls(&give_back);
+        if unlisted {
+            self.release_closed();
+        }
     }
 
     fn getattr(&self, target: Target) -> Result<Attributes> {

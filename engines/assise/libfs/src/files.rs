@@ -4,6 +4,7 @@
 
 use crate::need::Step;
 use crate::nodes::NodeIndex;
+use crate::releases::GivenBack;
 use crate::share::Given;
 use crate::state::State;
 use format::InodeNumber;
@@ -15,13 +16,6 @@ use vfs::engine::{Access, Handle};
 
 /// Positions of the node table that one search for unused nodes visits.
 const TRIM_PLACES: usize = 256;
-
-/// An inode that is released: the reference to it, or the lease on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GivenBack {
-    pub inode: InodeNumber,
-    pub lease: bool,
-}
 
 /// An open file.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +112,7 @@ impl State {
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
         self.files[index as usize] = Some(OpenFile { node, access, serial, user: self.user });
+        self.retract_release(self.nodes.get(node).inode);
         self.nodes.get_mut(node).opens += 1;
         if self.nodes.get(node).open_place.is_none() {
             self.enter_open_table(node);
@@ -180,45 +175,16 @@ impl State {
         if node.in_use() {
             return;
         }
-        if node.opens == 0 && (node.referenced || node.orphaned) {
-            node.referenced = false;
-            self.give_back.push((node.last, node.inode));
-        }
-        node.orphaned = false;
+        let (inode, last, is_kept) = (node.inode, node.last, node.referenced || node.orphaned);
+        (node.referenced, node.orphaned) = (false, false);
         // A node with undigested records is removed after their digest.
-        if node.nameless && !node.dirty {
+        let is_over = node.nameless && !node.dirty;
+        if is_kept {
+            self.add_release(inode, last);
+        }
+        if is_over {
             self.forget_node(index);
         }
-    }
-
-    /// The references that can be released now.
-    pub fn take_give_back(&mut self) -> Vec<GivenBack> {
-        let Some(session) = self.session.as_ref() else { return Vec::new() };
-        let (digested, _) = session.words.digested();
-        let mut ready = Vec::new();
-        self.give_back.retain(|(after, inode)| {
-            let now = *after <= digested;
-            if now {
-                ready.push(GivenBack { inode: *inode, lease: false });
-            }
-            !now
-        });
-        // A file that was opened again meanwhile keeps its reference.
-        ready.retain(|given| {
-            self.nodes.find(given.inode).is_none_or(|index| !self.nodes.get(index).referenced)
-        });
-        self.giving_back.extend(ready.iter().map(|given| given.inode));
-        ready
-    }
-
-    /// Whether the inode's reference or lease is being released.
-    pub fn is_given_back(&self, inode: InodeNumber) -> bool {
-        self.giving_back.contains(&inode)
-    }
-
-    /// Removes inodes from the list of those that are being released.
-    pub fn end_give_back(&mut self, given_back: &[GivenBack]) {
-        self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
     }
 
     /// Forgets nodes that are not open and whose records are all digested, down to `count_max` if it finds enough; the
@@ -253,7 +219,7 @@ impl State {
             let is_kept_elsewhere = node.referenced || node.orphaned || node.nameless;
             let is_used = node.opens > 0 || node.dirty || node.held_outside;
             let kept = is_used || is_kept_elsewhere || node.inode == InodeNumber::ROOT;
-            if kept || self.give_back.iter().any(|(_, inode)| *inode == node.inode) {
+            if kept || self.releases.iter().any(|release| release.inode == node.inode) {
                 continue;
             }
             if node.lease.is_some_and(|held| held.word != WORD_OWN_RANGE) {

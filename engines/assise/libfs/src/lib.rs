@@ -34,6 +34,7 @@ mod outside;
 mod overlay;
 mod read;
 mod records;
+mod releases;
 mod room;
 mod state;
 mod words;

@@ -155,6 +155,14 @@ impl LibFs {
         Ok(())
     }
 
+    /// Releases every reference that waits for a digest.
+    pub(crate) fn release_closed(&self) {
+        // A failure is seen by the next call; SharedFS keeps the inodes until then.
+        let _ = self.get_digested(self.last());
+        let give_back = self.state().take_give_back();
+        self.close_calls(&give_back);
+    }
+
     /// Requests a digest, without waiting for it, if more than half of the log is full apart from records that are
     /// already digested; releases references whose last records are digested. Pauses if little of the log is free.
     pub(crate) fn relieve(&self) {

@@ -17,6 +17,7 @@ use crate::nodes::{Mix, NodeIndex, Nodes};
 use crate::outside::Outside;
 use crate::overlay::Pool;
 use crate::records::Header;
+use crate::releases::PendingRelease;
 use crate::session::{Attachment, Link};
 use crate::words::{Held, SharedWords, open_places};
 use format::call::LEASE_READ;
@@ -179,9 +180,8 @@ pub(crate) struct State {
     pub open_places: Vec<u16>,
     /// Nodes with undigested records.
     dirty: VecDeque<NodeIndex>,
-    /// References to release after this record, the last one of the inode, is digested. An inode without a name is
-    /// removed with its last reference, and a later record would cut the log.
-    pub give_back: Vec<(Sequence, InodeNumber)>,
+    /// References to release.
+    pub releases: Vec<PendingRelease>,
     /// Inodes whose reference or lease is being released.
     pub giving_back: Vec<InodeNumber>,
     /// Leases that are held for a cache outside the engine.
@@ -227,7 +227,7 @@ impl State {
             user: 0,
             open_places: open_places(),
             dirty: VecDeque::new(),
-            give_back: Vec::new(),
+            releases: Vec::new(),
             giving_back: Vec::new(),
             outside: Outside::default(),
             hand: 0,
@@ -459,8 +459,7 @@ impl State {
             node.held_outside = false;
         }
         self.dirty.clear();
-        // All records are digested when the next session begins.
-        self.give_back.iter_mut().for_each(|(after, _)| *after = Sequence::new(0));
+        self.reset_releases();
         self.open_places = open_places();
         self.locks.end_session();
         self.log_frozen = false;
@@ -480,7 +479,7 @@ impl State {
         if goes_on {
             self.note_recovered(session.welcome.recovered);
         } else {
-            self.give_back.clear();
+            self.releases.clear();
         }
         self.last = None;
         self.leases.reset();
@@ -498,6 +497,7 @@ impl State {
         for index in referenced {
             self.enter_open_table(index);
         }
+        self.list_releases();
     }
 
     /// Notes that an own record changed a node's item.

@@ -2,7 +2,7 @@
 //! meaning.
 
 use crate::error::Error;
-use format::session::{ALIVE_OFFSET, OPEN_TABLE};
+use format::session::{ALIVE_OFFSET, OPEN_RELEASED, OPEN_TABLE};
 use format::{InodeNumber, Sequence};
 use ipc::sync::{Ordering, fence};
 use ipc::words::{Entered, FenceBy, GENERATIONS, Generation, LeaseState, Seal};
@@ -170,6 +170,12 @@ impl SharedWords {
         self.client.open()[usize::from(place)].store(inode.get(), Ordering::Release);
         // Pairs with the fence of a revocation.
         fence(Ordering::SeqCst);
+    }
+
+    /// Stores at a position of the open table that the reference to the inode may end.
+    pub fn set_released(&self, place: u16, inode: InodeNumber) {
+        // Release: pairs with the Acquire of a daemon that then finds the last record of the inode digested.
+        self.client.open()[usize::from(place)].store(inode.get() | OPEN_RELEASED, Ordering::Release);
     }
 }
 

@@ -534,11 +534,17 @@ impl Core {
 
     /// The background thread.
     fn background(&self) {
+        let mut next_look = self.host.now().after(self.config.idle_digest);
         loop {
             // Acquire: pairs with the Release of `announce_work` and of `stop`.
             let seen = self.work.load(Ordering::Acquire);
             if self.ending.load(Ordering::Acquire) != 0 {
                 return;
+            }
+            // However busy other processes are, an idle one does not keep the files that it has closed.
+            if self.host.now() >= next_look {
+                next_look = self.host.now().after(self.config.idle_digest);
+                self.end_released();
             }
             self.tidy_wanted(false);
             self.make_ready_logs();
@@ -584,6 +590,9 @@ impl Core {
             if let Ok(crate::digest::Step::Cut(reason)) = self.digest_and_go_on(id, up_to) {
                 self.terminate(id, TerminationReason::Cut(reason));
             }
+        }
+        if all {
+            self.end_released();
         }
         while matches!(self.reap_step(), Ok(true)) {}
     }

@@ -97,6 +97,15 @@ impl Core {
         Ok(step)
     }
 
+    /// Ends the references that idle processes have released; a failure stops the daemon.
+    pub fn end_released(&self) {
+        let mut state = self.state.lock();
+        if !state.is_stopped() {
+            let ended = state.end_released();
+            let _ = state.guard(ended);
+        }
+    }
+
     /// One commit that removes inodes without a name that no process refers to, behind the entry that says so. True if
     /// there is more.
     ///
@@ -234,6 +243,47 @@ impl State {
             if !self.references.any(*inode) {
                 self.reapable.push_back(*inode);
             }
+        }
+        Ok(())
+    }
+
+    /// Ends a session's reference to an inode; true if the inode has no name and is removed now.
+    ///
+    /// # Errors
+    /// Failures of the tree.
+    pub fn end_reference(&mut self, id: SessionId, inode: InodeNumber) -> Result<bool, Error> {
+        let is_last = self.references.rights(id, inode).is_some() && self.refer_no_more(id, inode);
+        let orphan = is_last && self.copy.tree.inode(inode)?.is_some_and(|item| item.links.get() == 0);
+        if orphan {
+            self.reapable.push_back(inode);
+        }
+        Ok(orphan)
+    }
+
+    /// Ends the references that processes have marked as released in their open tables, because they make no call: of
+    /// each session whose log is digested to its end, since a later record for an inode would cut the log. The logs of
+    /// the others are digested soon.
+    ///
+    /// # Errors
+    /// Failures of the tree.
+    fn end_released(&mut self) -> Result<(), Error> {
+        let mut released = Vec::new();
+        for (id, session) in &mut self.sessions {
+            let digested = self.copy.digested(session.log).sequence;
+            let has_none = self.references.of_session(*id).next().is_none();
+            if has_none && session.shared.committed() <= digested {
+                continue;
+            }
+            // The table first: the records of its inodes are committed by then.
+            let marked = session.shared.client.released();
+            if session.shared.committed() <= digested {
+                released.extend(marked.into_iter().map(|inode| (*id, inode)));
+            } else {
+                session.wants_digest |= !marked.is_empty();
+            }
+        }
+        for (id, inode) in released {
+            self.end_reference(id, inode)?;
         }
         Ok(())
     }

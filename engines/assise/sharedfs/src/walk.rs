@@ -305,15 +305,7 @@ impl Core {
         let reap = {
             let mut state = self.state.lock();
             state.live(id)?;
-            let referred = state.references.rights(id, inode).is_some();
-            let last = referred && state.refer_no_more(id, inode);
-            let unnamed = |item: &InodeItem| item.links.get() == 0;
-            let orphan = last
-                && state.copy.tree.inode(inode).map_err(|_| Status::Media)?.as_ref().is_some_and(unnamed);
-            if orphan {
-                state.reapable.push_back(inode);
-            }
-            orphan
+            state.end_reference(id, inode).map_err(|_| Status::Media)?
         };
         if request.flags.get() == 1 {
             self.release(id, inode)?;

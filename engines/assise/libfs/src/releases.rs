@@ -1,0 +1,121 @@
+//! References that SharedFS keeps for inodes which this process no longer uses, and how they end.
+//!
+//! An inode without a name is removed with its last reference, and a record that comes later would cut the log. So a
+//! reference is released after the last record of its inode is digested: by a call, with the process's next close, or by
+//! SharedFS, which finds the inode in the open table of a process that makes no call
+//! ([`format::session::OPEN_RELEASED`]).
+
+use crate::state::State;
+use format::{InodeNumber, Sequence};
+
+/// An inode that is released: the reference to it, or the lease on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GivenBack {
+    pub inode: InodeNumber,
+    pub lease: bool,
+}
+
+/// A reference to release after a record, the last one of its inode, is digested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PendingRelease {
+    pub inode: InodeNumber,
+    pub after: Sequence,
+    /// Its position in the open table; none if the table was full.
+    pub place: Option<u16>,
+}
+
+impl State {
+    /// Notes that the reference to an inode is to be released.
+    pub fn add_release(&mut self, inode: InodeNumber, after: Sequence) {
+        self.releases.push(PendingRelease { inode, after, place: None });
+        self.list_releases();
+    }
+
+    /// Lists the newest releases in the open table, as far as it has room, back to the last one that is listed.
+    pub fn list_releases(&mut self) {
+        let Some(session) = self.session.as_ref() else { return };
+        for release in self.releases.iter_mut().rev().take_while(|release| release.place.is_none()) {
+            let Some(place) = self.open_places.pop() else { break };
+            session.words.set_released(place, release.inode);
+            release.place = Some(place);
+        }
+    }
+
+    /// SharedFS may not end the reference to this inode by itself: the process uses the inode again.
+    pub fn retract_release(&mut self, inode: InodeNumber) {
+        for index in 0..self.releases.len() {
+            if self.releases[index].inode == inode
+                && let Some(place) = self.releases[index].place.take()
+            {
+                self.free_open_place(place);
+            }
+        }
+    }
+
+    /// Frees a position of the open table.
+    pub fn free_open_place(&mut self, place: u16) {
+        if let Some(session) = self.session.as_ref() {
+            session.words.set_open(place, InodeNumber::NONE);
+        }
+        self.open_places.push(place);
+    }
+
+    /// The references that can be released now; true if SharedFS cannot learn of all others from the open table.
+    pub fn ready_releases(&mut self) -> (Vec<GivenBack>, bool) {
+        if self.releases.is_empty() {
+            return (Vec::new(), false);
+        }
+        let ready = self.take_give_back();
+        let unlisted = self.releases.last().is_some_and(|release| release.place.is_none());
+        (ready, unlisted && self.open_table_full())
+    }
+
+    /// The references that can be released now.
+    pub fn take_give_back(&mut self) -> Vec<GivenBack> {
+        let Some(session) = self.session.as_ref() else { return Vec::new() };
+        let (digested, _) = session.words.digested();
+        let mut ended = Vec::new();
+        self.releases.retain(|release| {
+            let now = release.after <= digested;
+            if now {
+                ended.push(*release);
+            }
+            !now
+        });
+        for place in ended.iter().filter_map(|release| release.place) {
+            self.free_open_place(place);
+        }
+        let ready = ended.iter().map(|release| GivenBack { inode: release.inode, lease: false });
+        // A file that was opened again meanwhile keeps its reference.
+        let is_unused = |given: &GivenBack| {
+            self.nodes.find(given.inode).is_none_or(|index| !self.nodes.get(index).referenced)
+        };
+        let ready: Vec<GivenBack> = ready.filter(is_unused).collect();
+        self.giving_back.extend(ready.iter().map(|given| given.inode));
+        ready
+    }
+
+    /// Releases that no session has heard of are repeated in the next one.
+    pub fn repeat_releases(&mut self, untold: &[GivenBack]) {
+        for given in untold {
+            self.add_release(given.inode, Sequence::new(0));
+        }
+    }
+
+    /// The session ended: the next one begins with all records digested, and with an empty open table.
+    pub fn reset_releases(&mut self) {
+        for release in &mut self.releases {
+            (release.after, release.place) = (Sequence::new(0), None);
+        }
+    }
+
+    /// Whether the inode's reference or lease is being released.
+    pub fn is_given_back(&self, inode: InodeNumber) -> bool {
+        self.giving_back.contains(&inode)
+    }
+
+    /// Removes inodes from the list of those that are being released.
+    pub fn end_give_back(&mut self, given_back: &[GivenBack]) {
+        self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
+    }
+}
