@@ -184,7 +184,7 @@ pub trait Mount: Sync {
         Err(Errno::UNMOUNTED)
     }
     /// A kernel descriptor that the mount keeps as long as the file is open, for a call that follows at once. Through
-    /// it, calls on the file's contents go to the node's mount while [`crate::regions`] contains the file.
+    /// it, calls on the file's contents go to the node's mount while `crate::regions` contains the file.
     /// `Errno::UNMOUNTED` as above; also for a file that is not regular, and in a child between vfork and exec.
     fn mapped_file(&self, file: Handle) -> Result<i32> {
         let _ = file;

@@ -2,8 +2,8 @@
 //! concerns it.
 //!
 //! A forked child is a new client: it attaches by itself, and claims the open files of its parent; so does the next
-//! program after an exec ([`given`]). They share the offset, the flags and the number of the description's locks
-//! ([`crate::slots`]). A child that was created without the library's knowledge opens these files anew, by the paths
+//! program after an exec (`given`). They share the offset, the flags and the number of the description's locks
+//! (`crate::slots`). A child that was created without the library's knowledge opens these files anew, by the paths
 //! with which they were opened. If a file does not have that name any more, its calls fail with ESTALE.
 //!
 //! **Locks.** One lock, held by the thread that attaches; it is free in a forked child. All other state that a fork may

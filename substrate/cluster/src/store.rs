@@ -6,11 +6,11 @@
 //! of finished logs are never used again, and the frames of a file are salted with its number.
 //!
 //! A crash may tear frames that were not synced yet, but no older ones. The snapshot has its own sync, and no other
-//! sync covers more than [`BATCH_MAX`] records. So an invalid frame is the end of the log only if no frame follows that
+//! sync covers more than `BATCH_MAX` records. So an invalid frame is the end of the log only if no frame follows that
 //! was written after the sync of this one; otherwise the medium has lost acknowledged data, and the log is damaged.
 //! Losses at the end of the log cannot be detected.
 //!
-//! Once the first log is durable, the file [`BEGUN`] exists. Without this file, a first log without a valid snapshot
+//! Once the first log is durable, the file `BEGUN` exists. Without this file, a first log without a valid snapshot
 //! comes from a crashed start, of which no client has seen anything. With this file, a folder without a valid log has
 //! lost acknowledged data, and no cluster begins in it.
 //!

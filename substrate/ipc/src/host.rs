@@ -284,7 +284,7 @@ impl Join for SystemThread {
 /// asleep, doubles the time up to the limit; a longer one halves it down to a sixteenth of the limit. All threads with
 /// the same kind of wait share one.
 ///
-/// A waiter that polls for longer than [`OWN_NS`] yields its processor between two polls: the thread whose answer it
+/// A waiter that polls for longer than `OWN_NS` yields its processor between two polls: the thread whose answer it
 /// waits for, or the next one in the chain, may have no other.
 #[derive(Debug)]
 pub struct Spin {

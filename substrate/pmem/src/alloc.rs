@@ -3,7 +3,7 @@
 //! The allocation map stands twice in the file ([`format::map`]): commit N writes slot N mod 2, so the map of the
 //! last commit stays intact until the root of the next one is synced. A crash at any point finds a map that matches
 //! its root. Only pages that one of the last two commits changed are written. In memory, the blocks that can be allocated
-//! are a set of bits ([`crate::free`]).
+//! are a set of bits (`crate::free`).
 //!
 //! A block freed in a commit is free in that commit's map, but it is allocated again only after
 //! [`BlockAllocator::release`] of that commit: until its root is synced, a crash restores the previous owner.

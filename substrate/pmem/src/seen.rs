@@ -2,7 +2,7 @@
 //! bytes that were read, so an accepted image stands for all such images.
 //!
 //! [`JudgedImages`] is a prefix tree: each node asks for the contents of one page, in the order in which the pages
-//! were read, and the contents select the next node. [`JudgedChoices`] answers the same question for the images of
+//! were read, and the contents select the next node. `JudgedChoices` answers the same question for the images of
 //! one moment without building them: it knows the units that were read.
 
 use crate::LINE_BYTES;

@@ -4,10 +4,10 @@
 //!
 //! A software provider makes progress only inside calls of libfabric. A thread that waits for a connection polls it.
 //! For all other connections there is one progress thread for each domain, which sleeps until a queue has an event. A
-//! queue that its user polls is left to its user: the thread checks it again after [`WATCH`], then after twice the
-//! time, up to [`WATCH_MAX`], and takes it back once the user has stopped polling.
+//! queue that its user polls is left to its user: the thread checks it again after `WATCH`, then after twice the
+//! time, up to `WATCH_MAX`, and takes it back once the user has stopped polling.
 //!
-//! The provider listens only for one authenticated peer at a time: [`control`].
+//! The provider listens only for one authenticated peer at a time: `control`.
 //!
 //! Locks: `events` while events are read or a listener is closed; then `peer_listeners`, `links` and
 //! `control_sockets`, each for one access.

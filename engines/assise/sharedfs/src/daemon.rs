@@ -100,7 +100,7 @@ pub fn format_of(medium: &Medium) -> Result<Format, Error> {
     Ok(Format { pool, tree_nodes_max, root_mode, root_uid, root_gid, time_ns, ledger_bytes })
 }
 
-/// The shared resources of a session, for a LibFS in the same process; [`crate::accept`] sends the same to other
+/// The shared resources of a session, for a LibFS in the same process; `crate::accept` sends the same to other
 /// processes as descriptors.
 pub struct Attached {
     /// The first message of SharedFS.

@@ -9,7 +9,7 @@
 //! before another session gets the lease; no bytes that a process writes into memory, log or ring make the daemon panic
 //! or change data that its user may not change.
 //!
-//! Locks: the area's, then the state's ([`state`] says more). The state's is never held across a wait or a commit.
+//! Locks: the area's, then the state's (`state` says more). The state's is never held across a wait or a commit.
 
 #![forbid(unsafe_code)]
 
