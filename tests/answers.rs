@@ -156,7 +156,7 @@ fn shared_directories() {
     same(&["shared_directories"]);
 }
 
-/// What the kernel answers with `fs.protected_symlinks` 1 and `fs.protected_regular` 2.
+/// The answers of the kernel with `fs.protected_symlinks` 1 and `fs.protected_regular` 2.
 const PROTECTED: &str = include_str!("answers/protected.txt");
 
 /// The settings belong to the whole machine, so the test puts others in their place for the program alone.

@@ -44,6 +44,7 @@ mod entry;
 mod exec;
 mod fork;
 mod identity;
+mod kernel_links;
 mod limits;
 mod local;
 mod memory;

@@ -22,6 +22,7 @@
 
 use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, Refusal};
+use crate::kernel_links;
 use crate::memory;
 use crate::mount::{Errno, MountPath, Target};
 use crate::raw;
@@ -287,7 +288,7 @@ fn path_below_prefix(site: &Site, dir: i32, path: &[u8]) -> Option<Vec<u8>> {
 /// The path of a directory that the kernel has open, or of its working directory.
 fn kernel_directory(dir: i32) -> Option<Vec<u8>> {
     let link = if dir == libc::AT_FDCWD { "/proc/self/cwd".into() } else { format!("/proc/self/fd/{dir}") };
-    kernel_link(link.as_bytes()).ok().filter(|path| path.first() == Some(&b'/'))
+    kernel_links::target(link.as_bytes()).ok().filter(|path| path.first() == Some(&b'/'))
 }
 
 /// Device and inode of the folder above the prefix, as this process sees it.
@@ -542,37 +543,15 @@ fn link_at(site: &Site, path: &[u8], last: bool) -> Result<Option<Vec<u8>>, Errn
     let target = match below(site, path) {
         Some([]) => return Ok(None),
         Some(rest) => site.mount.readlink(MountPath { dir: None, path: rest }),
-        None => kernel_link(path)
-            .and_then(|target| if last { may_follow(path).map(|()| target) } else { Ok(target) }),
+        None => kernel_links::target(path).and_then(|target| {
+            if last { kernel_links::may_follow(path).map(|()| target) } else { Ok(target) }
+        }),
     };
     match target {
         Ok(target) => Ok(Some(target)),
         Err(Errno(libc::EACCES | libc::EIO | libc::ELOOP)) => target.map(Some),
         Err(_) => Ok(None),
     }
-}
-
-/// The target of a link in the kernel's tree.
-fn kernel_link(path: &[u8]) -> Result<Vec<u8>, Errno> {
-    let path = CString::new(path).map_err(|_| Errno(libc::EINVAL))?;
-    let mut target = vec![0u8; PATH_BYTES_MAX];
-    let dir = raw::number(libc::AT_FDCWD);
-    let arguments = [dir, path.as_ptr() as u64, target.as_mut_ptr() as u64, target.len() as u64];
-    // SAFETY: the kernel writes at most the length given.
-    let bytes = unsafe { raw::try_call(libc::SYS_readlinkat, &arguments) }?;
-    target.truncate(bytes as usize);
-    Ok(target)
-}
-
-/// Asks the kernel whether it follows a link at the end of a path, which its settings about links of other users may
-/// refuse. A target that it does not find may be in the tree.
-fn may_follow(link: &[u8]) -> Result<(), Errno> {
-    let link = CString::new(link).map_err(|_| Errno(libc::EINVAL))?;
-    let arguments =
-        [raw::number(libc::AT_FDCWD), link.as_ptr() as u64, libc::F_OK as u64, libc::AT_EACCESS as u64];
-    // SAFETY: the path lives across the call.
-    let followed = unsafe { raw::try_call(libc::SYS_faccessat2, &arguments) };
-    if followed == Err(Errno(libc::EACCES)) { Err(Errno(libc::EACCES)) } else { Ok(()) }
 }
 
 /// Called if the kernel did not find a path: the path in the mount to which it leads, if any.

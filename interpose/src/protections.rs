@@ -10,7 +10,7 @@ use vfs::Protections;
 static KNOWN: AtomicU32 = AtomicU32::new(UNKNOWN);
 const UNKNOWN: u32 = u32::MAX;
 
-/// What counts if a setting cannot be read, as in a root without /proc: the value that distributions set.
+/// The value of a setting that cannot be read, as in a root without /proc: the value that distributions set.
 const USUAL: u8 = 1;
 
 /// The settings of the machine.

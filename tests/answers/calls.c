@@ -803,7 +803,7 @@ static void links_of_open_files(void) {
     }
 }
 
-/* What fs.protected_hardlinks refuses, as the machine has it. */
+/* Links that fs.protected_hardlinks refuses, with the setting that the machine has. */
 static void links_of_others_files(void) {
     NEED(chmod(".", 0777) == 0);
     close(make("private", ""));
