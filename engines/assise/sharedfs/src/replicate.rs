@@ -132,8 +132,15 @@ impl Core {
         for (log, up_to) in copy.lacking() {
             loop {
                 let seen = copy.look();
-                if copy.has(log, up_to, Sequence::new(0)) != Has::Less {
-                    break;
+                match copy.has(log, up_to, Sequence::new(0)) {
+                    Has::All => break,
+                    // The program was told before the copy counted that it may overwrite these records, and has done it: the
+                    // next attempt finds them gone, and sends the tree.
+                    Has::Until(_) => {
+                        let overwritten = mirror::Error::Broken("a log whose records are overwritten");
+                        return Err(Error::Copy(copy.node, overwritten));
+                    }
+                    Has::Less => {}
                 }
                 let item = {
                     let mut state = self.state.lock();
