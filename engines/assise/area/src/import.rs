@@ -76,30 +76,14 @@ impl Import {
     ///
     /// # Errors
     /// `Poisoned`; `Node`, `Item`, `Medium` of the tree that is there.
-    pub fn begin(mut area: Area) -> Result<Self, AreaError> {
-        if area.poisoned {
-            return Err(AreaError::Poisoned);
-        }
-        area.clear_torn_slot()?;
-        // Nothing is promised to anybody here.
-        area.keep(0, 0);
-        let root = area.last.root;
+    pub fn begin(area: Area) -> Result<Self, AreaError> {
+        let mut import = Self::begin_with_own(area)?;
+        let root = import.area.last.root;
         let level = u8::try_from(root.height.get() - 1).expect("the height was checked");
-        let (mut old_nodes, mut old_data) = (Vec::new(), Vec::new());
-        collect(&area.last.store, &root.node, level, &mut old_nodes, &mut old_data)?;
-        Ok(Self {
-            made: CommitStamp { commit: root.commit.next(), time_ns: 0 },
-            area,
-            tree: Tree::empty(),
-            version: Sequence::new(0),
-            inodes: 0,
-            data_blocks: 0,
-            range: None,
-            awaited: VecDeque::new(),
-            made_here: None,
-            old_nodes,
-            old_data,
-        })
+        collect(&import.area.last.store, &root.node, level, &mut import.old_nodes, &mut import.old_data)?;
+        (import.tree, import.made_here) = (Tree::empty(), None);
+        (import.inodes, import.data_blocks) = (0, 0);
+        Ok(import)
     }
 
     /// Begins with the tree that is there. The ranges have to contain all keys and blocks in which it differs from the
@@ -112,6 +96,7 @@ impl Import {
             return Err(AreaError::Poisoned);
         }
         area.clear_torn_slot()?;
+        // Nothing is promised to anybody here.
         area.keep(0, 0);
         let root = area.last.root;
         Ok(Self {
@@ -197,10 +182,7 @@ impl Import {
                 Ok(ControlFlow::Continue(()))
             })?;
             for (key, value) in found {
-                // Blocks behind the range belong to it only up to the first one that an extent behind it covers.
-                let to =
-                    range.end.filter(|end| is_extent_of(&key, end)).map_or(u64::MAX, |_| range.blocks_to);
-                self.take_out(&key, &value, 0..to)?;
+                self.take_out(&key, &value, 0..end_within(range, &key))?;
             }
             match next {
                 Some(next) => from = next,
@@ -216,8 +198,7 @@ impl Import {
             return Ok(());
         }
         let (inode, from) = (InodeNumber::new(range.first.object()), range.blocks_from);
-        let to =
-            range.end.filter(|end| is_extent_of(&range.first, end)).map_or(u64::MAX, |_| range.blocks_to);
+        let to = end_within(range, &range.first);
         let reaching = self.view().extent_items(inode, from..from + 1, 1)?;
         match reaching.first().filter(|(key, _)| key.sub() < from) {
             Some((key, value)) => self.take_out(key, value, from..to.max(from)),
@@ -459,6 +440,12 @@ impl Import {
 /// Whether a key is that of an extent of the same file as the other one.
 fn is_extent_of(key: &Key, other: &Key) -> bool {
     key.object() == other.object() && [key, other].iter().all(|key| key.kind() == Ok(ItemKind::Extent))
+}
+
+/// The block of an extent's file before which its blocks belong to the range: behind the last key of the range, those before
+/// the first block that an extent behind it covers.
+fn end_within(range: &KeyRange, key: &Key) -> u64 {
+    range.end.filter(|end| is_extent_of(key, end)).map_or(u64::MAX, |_| range.blocks_to)
 }
 
 /// Where the blocks of an extent of the tree lie.
