@@ -129,9 +129,13 @@ impl State {
         files.into_iter().filter_map(of).collect()
     }
 
-    /// The files next to one by number, the following ones first. A program numbers the files that it creates one after
-    /// the other.
+    /// The files next to a small one by number, the following ones first. A program numbers the files that it creates one
+    /// after the other.
     fn neighbours_of(&self, inode: InodeNumber) -> Vec<(InodeNumber, Held)> {
+        let is_small = self.nodes.find(inode).is_some_and(|index| blocks_of(self.nodes.get(index)).is_some());
+        if !is_small {
+            return Vec::new();
+        }
         let number = inode.get();
         let numbers = (1..=NEIGHBOURS)
             .map(|far| number.checked_add(far))
@@ -202,6 +206,7 @@ mod tests {
         assert_eq!(ahead.files.len(), FILES_MAX);
         assert_eq!(taken(&mut ahead, 0), []);
     }
+
     #[test]
     fn of_larger_files_fewer_come_along() {
         let mut ahead = FilesAhead::default();
