@@ -410,11 +410,12 @@ impl Member {
         if !membership.may_serve(&Path::root()) {
             end_at_once("its membership ended while it began to lead");
         }
-        head.daemon.listen(listener_settings(self.listener.release()?)).map_err(of_daemon("listen"))?;
         {
+            // First: a program whose call was answered by this node finds it leading.
             let mut now = self.now.lock();
-            (now.head, now.mounting) = (Some(head), true);
+            (now.head, now.mounting) = (Some(head.clone()), true);
         }
+        head.daemon.listen(listener_settings(self.listener.release()?)).map_err(of_daemon("listen"))?;
         let member = self.clone();
         spawn("mount", move || {
             show_if_wanted(&member.begun.cluster, &member.begun.node);
