@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use format::ChainNumber;
-use format::mirror::{MirrorHello, MirrorRefusal, RULES};
+use format::mirror::{MirrorHello, MirrorKind, MirrorRefusal, RULES};
 use ipc::Time;
 use transport::{Connection, Event};
 use zerocopy::little_endian::{U32, U64};
@@ -41,5 +41,18 @@ pub fn take_message(connection: &Connection, until: Time) -> Result<Vec<u8>, Err
         Event::Message(message) => Ok(message),
         Event::Immediate(_) => Err(Error::Broken("an immediate")),
         Event::Ended(why) => Err(transport::Error::Ended(why).into()),
+    }
+}
+
+/// Waits for an answer of a copy. Reports of how far it has executed may come before the answer, which tells of a later state.
+///
+/// # Errors
+/// As [`take_message`].
+pub(crate) fn take_answer(connection: &Connection, until: Time) -> Result<Vec<u8>, Error> {
+    loop {
+        let came = take_message(connection, until)?;
+        if came.first() != Some(&(MirrorKind::Executed as u8)) {
+            return Ok(came);
+        }
     }
 }

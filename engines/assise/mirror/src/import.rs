@@ -1,10 +1,10 @@
 //! The tree of a head on its way to a member that lacks what the head's logs and ledger no longer hold.
 //!
-//! The head sends the tree in rounds, over the connection on which it greeted the member; nothing else is sent there until the
-//! last round is answered. Each send waits until the connection takes the message, so the member sets the pace.
+//! The head sends the tree in rounds, over the connection on which it greeted the member; it sends nothing else there until the
+//! last round is answered. The member may still report what it executed before the first round arrived. Each send waits until the connection takes the message, so the member sets the pace.
 
 use crate::error::Error;
-use crate::greeting::take_message;
+use crate::greeting::take_answer;
 use crate::ledger::LedgerPosition;
 use crate::sender::{CopyEnds, Sender, hear_ends};
 use crate::stream::message;
@@ -79,7 +79,7 @@ impl TreeSender {
     pub fn hear_changed(&self, until: Time) -> Result<Vec<MirrorSpan>, Error> {
         let mut changed = Vec::new();
         loop {
-            let answer = take_message(&self.connection, until)?;
+            let answer = take_answer(&self.connection, until)?;
             match MirrorMessage::decode(&answer)? {
                 MirrorMessage::Changed { spans, more } if changed.len() + spans.len() <= SPANS_MAX => {
                     changed.extend_from_slice(spans);
@@ -180,7 +180,7 @@ impl TreeSender {
     /// # Errors
     /// `Connection`; `Message`, `Broken`; `Refused`.
     pub fn hear_synced(&self, number: u32, until: Time) -> Result<(), Error> {
-        let answer = take_message(&self.connection, until)?;
+        let answer = take_answer(&self.connection, until)?;
         match MirrorMessage::decode(&answer)? {
             MirrorMessage::Imported(imported) if imported.number.get() == number => Ok(()),
             MirrorMessage::Ends { refusal, .. } => Err(Error::Refused(refusal)),

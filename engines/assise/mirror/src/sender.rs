@@ -5,7 +5,7 @@
 //! entries are sent. No call waits: bytes that the connection does not accept now are sent later, in the same order.
 
 use crate::error::Error;
-use crate::greeting::{take_message, terms};
+use crate::greeting::{take_answer, terms};
 use crate::ledger::{LedgerError, LedgerPosition, next_entry};
 use crate::logs::{LogFile, RING_START, bytes_between};
 use crate::stream::{DataQueue, Target, message};
@@ -257,7 +257,7 @@ impl Sender {
 pub(crate) fn hear_ends(connection: &Connection, until: Time) -> Result<CopyEnds, Error> {
     let mut logs = Vec::new();
     loop {
-        let answer = take_message(connection, until)?;
+        let answer = take_answer(connection, until)?;
         let MirrorMessage::Ends { ends, refusal, logs: marks, more } = MirrorMessage::decode(&answer)? else {
             return Err(Error::Broken("a greeting is answered by what the copy has"));
         };

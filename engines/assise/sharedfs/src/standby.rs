@@ -503,11 +503,10 @@ impl Inner {
             contain_changes(&mut contents.area, &mut contents.copy, 0)?;
             moved = true;
         }
-        let told = self.note_executed(contents)?;
-        drop(guard);
-        if let Some((contained, marks)) = told {
+        if let Some((contained, marks)) = self.note_executed(contents)? {
             let link = self.head.lock().connection.clone();
             if let Some(link) = link {
+                // The contents stay locked: over the same link an import may replace them, and what is reported must not follow that.
                 // If the link is over, the thread that follows it finds out, and the next head asks by itself.
                 let _ = say_executed(&link, &contained, &marks);
             }

@@ -3,7 +3,7 @@
 
 use crate::client::{Client, FILE, ROOT, user};
 use crate::join::{assert_equal, fill, go_round};
-use crate::pair::{COPY, Pair, config};
+use crate::pair::{COPY, Pair, config, sync};
 use crate::still::StillHost;
 use area::{Area, Extent};
 use format::{InodeNumber, NodeId};
@@ -103,4 +103,31 @@ fn a_member_with_a_life_of_its_own_gets_the_whole_tree() {
     pair.quiesce();
     assert_equal([&recorders[0], &recorders[1]]);
     assert_ne!(before, places(&recorders[1], still));
+}
+
+/// A member that still executes what it received from a former link reports that while the head waits for the first answer.
+#[test]
+fn a_member_may_report_before_it_answers() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
+    fill(&pair, 0..30, 150_000);
+    pair.quiesce();
+    let still = inode_of(&pair, "file-12");
+    pair.quiesce();
+    let before = places(&recorders[1], still);
+    pair.follows.borrow_mut().paused = u32::MAX;
+    let mut client = Client::attach_as(&pair.daemon, user(0), 79);
+    client.write_lease(ROOT);
+    let (file, _) = client.create(ROOT, b"received", FILE | 0o644);
+    sync(&client, &[(file, 1)]).unwrap();
+    pair.daemon.remove_copy(NodeId::new(COPY));
+    client.digest(true).unwrap();
+    pair.daemon.end(client.session);
+    go_round(&pair, 300);
+    pair.follows.borrow_mut().eager = true;
+    pair.daemon.add_copy(pair.connect()).unwrap();
+    pair.follows.borrow_mut().paused = 0;
+    pair.quiesce();
+    assert_equal([&recorders[0], &recorders[1]]);
+    assert_eq!(before, places(&recorders[1], still), "it was sent, though nothing in it changed");
 }

@@ -65,7 +65,7 @@ pub struct Follows {
     follower: Follower,
     /// So many times nothing is executed where something could be.
     pub paused: u32,
-    /// Synced entries are executed before the next message is read.
+    /// Synced entries are executed, and reported, before the next message is read.
     pub eager: bool,
     /// An action of programs at the head when the copy has received so many messages.
     pub meanwhile: Option<(u32, Box<dyn FnMut()>)>,
@@ -126,7 +126,10 @@ impl Follows {
         let Follower::Accepted(connection) = &self.follower else { return false };
         let connection = connection.clone();
         match self.standby.greet(&connection) {
-            Ok(link) => self.follower = Follower::Linked(connection, link),
+            Ok(link) => {
+                self.follower = Follower::Linked(connection, link);
+                while self.eager && self.standby.execute().unwrap() {}
+            }
             Err(_) => {
                 connection.close();
                 self.follower = Follower::Over;
