@@ -387,8 +387,7 @@ impl Core {
                     return;
                 }
                 // The answer says that there is space: the program's word says it before that.
-                state.publish_reusable(self, id);
-                state.reusable_of(self, id).sequence
+                state.publish_reusable(self, id).sequence
             };
             if reusable >= up_to || !self.copies.any() {
                 return;
@@ -480,7 +479,7 @@ impl Core {
 
 impl State {
     /// Up to where a session's log may be written over: all trees contain it.
-    pub fn reusable_of(&self, core: &Core, id: SessionId) -> Digested {
+    fn reusable_of(&self, core: &Core, id: SessionId) -> Digested {
         let own = self.digested_of(id);
         let Some(session) = self.sessions.get(&id).filter(|_| core.copies.any()) else { return own };
         let log = session.log;
@@ -490,12 +489,13 @@ impl State {
         core.copies.reusable(log, open.incarnation, before, own)
     }
 
-    /// Tells a session up to where its log may be written over.
-    pub fn publish_reusable(&self, core: &Core, id: SessionId) {
+    /// Tells a session up to where its log may be written over; returns what it was told.
+    pub fn publish_reusable(&self, core: &Core, id: SessionId) -> Digested {
         let reusable = self.reusable_of(core, id);
         if let Some(session) = self.sessions.get(&id) {
             session.shared.daemon.publish_digested(reusable);
         }
+        reusable
     }
 }
 
