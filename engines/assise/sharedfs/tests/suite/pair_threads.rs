@@ -400,3 +400,50 @@ fn a_member_joins_while_programs_write_without_a_pause() {
     let daemon = Arc::new(nodes.follower.standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
     assert!(contents(&daemon) == ours, "the member has what the head has");
 }
+
+/// Two programs digest while no copy counts. While a copy that begins to count gets the records of the first one, the second one
+/// overwrites its own: no entry that names these is sent to the copy. The next attempt sends the tree.
+#[test]
+fn records_that_are_overwritten_before_they_are_sent_are_not_named() {
+    let mut nodes = Nodes::new(config);
+    nodes.daemon.remove_copy(NodeId::new(COPY));
+    nodes.follower.end();
+    nodes.follower.standby.stop();
+    let mut programs: Vec<_> = (1..=2).map(|pid| begin_program(&nodes.daemon, pid)).collect();
+    for (client, file) in &mut programs {
+        assert!(client.write(*file, 0, &[7; 30_000]));
+        client.digest(true).unwrap();
+        client.release();
+    }
+    let standby = Standby::open(host(), &medium(nodes.folder.path(), COPY), config(COPY)).unwrap();
+    let (greets, listener) = (standby.clone(), nodes.follower.listener.clone());
+    let accept = spawn(move || {
+        let connection = listener.accept(Some(SystemHost.now().after(LIMIT))).unwrap();
+        let link = greets.greet(&connection).unwrap();
+        (connection, link)
+    });
+    let (daemon, connection) = (nodes.daemon.clone(), nodes.connect());
+    let adding = spawn(move || daemon.add_copy(connection));
+    let (connection, link) = accept.end();
+    wait_for("the copy counts", || !nodes.daemon.copies().is_empty());
+    // The copy acknowledges the records of the first program only when the second one has written.
+    let (second, file) = programs.last_mut().unwrap();
+    let mut wrote = 0;
+    while second.ring.free_bytes() > 2_000 {
+        assert!(second.write(*file, wrote % 30_000, &[8; 1_000]));
+        wrote += 1_000;
+    }
+    assert!(wrote > 30_000, "its first record is overwritten");
+    wait_for("the attempt is over", || {
+        drop(standby.receive(&connection, link, SystemHost.now().after(Duration::from_millis(1))));
+        nodes.daemon.copies().is_empty()
+    });
+    let added = adding.end();
+    assert!(matches!(&added, Err(sharedfs::Error::Copy(..))), "{added:?}");
+    nodes.follower = Follower::start(standby, nodes.follower.listener.clone());
+    nodes.daemon.add_copy(nodes.connect()).unwrap();
+    for (client, file) in &programs {
+        sync(client, &[(*file, 1)]).unwrap();
+    }
+    assert_eq!(nodes.follower.standby.failure(), None);
+}
