@@ -104,7 +104,10 @@ impl Rounds<'_> {
             told = SystemHost.now().since(begun);
             until("the copy is none", || is_out() || fault.stays());
             until("the node says what it has", || chain.failure(copy).contains(fault.says()));
-            live.until_they_go_on();
+            // A slow copy may be in sync again by now, and programs wait for it again.
+            if !fault.slows() {
+                live.until_they_go_on();
+            }
             if number % 2 == 1 {
                 return self.leader_dies_meanwhile(leader, copy, fault);
             }
