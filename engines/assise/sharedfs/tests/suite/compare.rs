@@ -60,8 +60,12 @@ fn two_copies_are_equal_while_programs_write() {
         last = compared.entry;
     }
     ending.store(true, Ordering::Release);
-    programs.into_iter().for_each(|program| assert!(program.end() > 0));
-    assert!(nodes.daemon.copies()[0].level && nodes.follower.standby.failure().is_none());
+    let (copies, failure) = (|| nodes.daemon.copies(), || nodes.follower.standby.failure());
+    for program in programs {
+        let rounds = program.try_end();
+        assert!(rounds.is_some_and(|rounds| rounds > 0), "a program hangs: {:?}, {:?}", copies(), failure());
+    }
+    assert!(copies()[0].level && failure().is_none());
 }
 
 #[test]

@@ -46,9 +46,14 @@ pub fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Pr
 
 impl<T> Program<T> {
     pub fn end(self) -> T {
-        let result = self.result.recv_timeout(LIMIT).expect("it ends in time");
-        self.thread.join().unwrap();
-        result
+        self.try_end().expect("it ends in time")
+    }
+
+    /// `None` if it does not end in time, or panics.
+    pub fn try_end(self) -> Option<T> {
+        let result = self.result.recv_timeout(LIMIT).ok()?;
+        self.thread.join().ok()?;
+        Some(result)
     }
 }
 
