@@ -71,8 +71,6 @@ pub(crate) mod init {
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
     /// The gateway decides about `fcntl` locks.
     pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
-    /// `open` truncates by itself.
-    pub(crate) const ATOMIC_TRUNCATE: u64 = 1 << 3;
     /// `.` and `..` can be looked up.
     pub(crate) const EXPORT: u64 = 1 << 4;
     /// Writes may be larger than a page.

@@ -6,10 +6,10 @@ use crate::abi::{
 use crate::error::Error;
 use zerocopy::IntoBytes;
 
-/// Flags used if the kernel offers them, with or without caches.
+/// Flags used if the kernel offers them, with or without caches. `FUSE_ATOMIC_O_TRUNC` is not among them: with it the
+/// gateway would truncate a file before the kernel checks whether the file is being executed.
 const WANTED: u64 = init::ASYNC_READ
     | init::POSIX_LOCKS
-    | init::ATOMIC_TRUNCATE
     | init::EXPORT
     | init::BIG_WRITES
     | init::FLOCK_LOCKS

@@ -44,7 +44,8 @@ fn bytes_in_last_part(start: u64, end: u64) -> usize {
 }
 
 impl Gateway {
-    /// Opens a file or directory.
+    /// Opens a file or directory. The kernel truncates it by a request of its own, after it has checked that the file is
+    /// not being executed.
     pub(crate) fn open(
         &self,
         header: &InHeader,
@@ -56,12 +57,8 @@ impl Gateway {
         let (handle, attributes) = if fields.flags & OPEN_TO_EXECUTE != 0 {
             self.open_to_execute(&caller, header)?
         } else {
-            let truncate = has(fields.flags, libc::O_TRUNC);
-            self.engine.open(&caller, node(header), access_of(fields.flags), truncate)?
+            self.engine.open(&caller, node(header), access_of(fields.flags), false)?
         };
-        if has(fields.flags, libc::O_TRUNC) {
-            self.is_cut(attributes.inode, 0);
-        }
         let is_writer = self.count_writer(handle, &attributes, access_of(fields.flags))?;
         self.opened(handle, &attributes, (caller, is_writer), reply)
     }
@@ -116,7 +113,8 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// Creates and opens atomically; if another process has just created the file, opens it.
+    /// Creates and opens atomically; if another process has just created the file, opens it. The kernel then considers
+    /// the file new, and neither truncates it nor drops its pages.
     pub(crate) fn create(
         self: &Arc<Self>,
         header: &InHeader,
@@ -149,8 +147,11 @@ impl Gateway {
                 opened.inspect_err(|_| self.engine.forget(&[found.inode]))?
             }
         };
-        if has(fields.flags, libc::O_TRUNC) {
+        if has(fields.flags, libc::O_TRUNC) && !is_new {
             self.is_cut(attributes.inode, 0);
+            if self.caches {
+                self.repair(Repair::Moved { node: attributes.inode, from: 0, last: None });
+            }
         }
         let is_writer = self
             .count_writer(handle, &attributes, access)

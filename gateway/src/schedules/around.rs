@@ -247,8 +247,11 @@ impl Around {
 
     /// Creates a file, or opens an existing one; returns the kernel's answer and the handle.
     pub(super) fn create(&self, name: &[u8]) -> (EntryOut, u64) {
-        let fields =
-            CreateIn { flags: libc::O_RDWR as u32, mode: libc::S_IFREG | 0o644, ..CreateIn::default() };
+        self.create_with(name, libc::O_RDWR)
+    }
+
+    pub(super) fn create_with(&self, name: &[u8], flags: i32) -> (EntryOut, u64) {
+        let fields = CreateIn { flags: flags as u32, mode: libc::S_IFREG | 0o644, ..CreateIn::default() };
         let answer = self.ask(opcode::CREATE, ROOT, &[fields.as_bytes(), name, b"\0"]);
         let (entry, rest) = EntryOut::read_from_prefix(&answer).unwrap();
         (entry, OpenOut::read_from_prefix(rest).unwrap().0.handle)

@@ -62,7 +62,8 @@ fn a_file_that_was_cut_and_grows_again_has_its_last_byte_stored_again() {
     };
     let cuts: [&dyn Fn(); 3] = [
         &|| cut(3),
-        &|| around.release(node, around.open(node, libc::O_RDWR | libc::O_TRUNC)),
+        // Another process has created the file since the kernel looked it up.
+        &|| around.release(node, around.create_with(b"file", libc::O_RDWR | libc::O_TRUNC).1),
         // Truncated elsewhere, which a read finds.
         &|| {
             let changes = vfs::engine::Changes { size: Some(1), ..Default::default() };
@@ -77,6 +78,27 @@ fn a_file_that_was_cut_and_grows_again_has_its_last_byte_stored_again() {
         assert_eq!(ask_size(&around, node, handle), 4);
         assert_eq!(stored(&around), [(3, b"t".to_vec())], "round {round}");
         cut();
+    }
+    around.gateway.end_recalls();
+}
+
+/// The kernel truncates no file that it considers new, so its pages are dropped.
+#[test]
+fn a_file_that_another_process_has_just_created_is_truncated_by_create_with_its_pages() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    write_elsewhere(&around, handle, 0, b"text");
+    around.read(node, handle, 0);
+    let pages = || around.kernel.pages.load(ipc::sync::Ordering::SeqCst);
+    let dropped = pages();
+    let (entry, again) = around.create_with(b"file", libc::O_RDWR | libc::O_TRUNC);
+    assert_eq!((entry.node, entry.attr.size), (node, 0));
+    assert_eq!(pages(), dropped + 1);
+    let (_, new) = around.create_with(b"new", libc::O_RDWR | libc::O_TRUNC);
+    assert_eq!(pages(), dropped + 1, "a new file has no pages");
+    for (node, handle) in [(node, again), (node, handle), (node, new)] {
+        around.release(node, handle);
     }
     around.gateway.end_recalls();
 }

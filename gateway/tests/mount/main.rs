@@ -13,6 +13,7 @@ mod files;
 mod kept;
 mod locks;
 mod names;
+mod running;
 mod users;
 
 use format::record::FileType;
