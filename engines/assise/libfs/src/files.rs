@@ -2,7 +2,7 @@
 //! the open table, which SharedFS reads when a last name is removed; references that SharedFS keeps otherwise are
 //! released by a call.
 
-use crate::need::Step;
+use crate::need::{Need, Step};
 use crate::nodes::NodeIndex;
 use crate::releases::GivenBack;
 use crate::share::Given;
@@ -130,6 +130,37 @@ impl State {
             session.words.set_open(place, node.inode);
             node.open_place = Some(place);
         }
+    }
+
+    /// Makes a place in the open table for a file that is about to be created, because SharedFS would remove a file that
+    /// is not listed with its last name. An open file gives up its place: SharedFS keeps it by a reference instead.
+    ///
+    /// # Errors
+    /// `TooManyFiles` by the call: SharedFS keeps no more references for this session.
+    pub fn make_open_place(&mut self) -> Step<()> {
+        if !self.open_table_full() {
+            return Ok(());
+        }
+        let open = self.files.iter().flatten().filter(|file| self.nodes.get(file.node).open_place.is_some());
+        let mut listed = None;
+        for file in open {
+            if self.nodes.get(file.node).referenced {
+                listed = Some(*file);
+                break;
+            }
+            listed = listed.or(Some(*file));
+        }
+        // All places may be taken by releases, which free them soon.
+        let Some(file) = listed else { return Ok(()) };
+        let node = self.nodes.get_mut(file.node);
+        if !node.referenced {
+            let bits = u8::from(file.access.read) | u8::from(file.access.write) << 1;
+            return Err(Need::Open(node.inode, bits, None).into());
+        }
+        if let Some(place) = node.open_place.take() {
+            self.free_open_place(place);
+        }
+        Ok(())
     }
 
     /// Whether the open table has no place for another inode.

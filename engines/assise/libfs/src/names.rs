@@ -52,6 +52,7 @@ impl State {
         }
         if let NewType::Regular(Some(_)) = new.kind {
             self.check_files()?;
+            self.make_open_place()?;
         }
         let cookie = self.free_cookie(directory, name)?;
         let (inode, lease) = self.draw_inode()?;

@@ -14,7 +14,6 @@ use crate::state::{Core, State};
 use area::Area;
 use ccnvm::SessionId;
 use format::node::InodeItem;
-use format::session::OPEN_TABLE;
 use format::{InodeNumber, Sequence};
 use ipc::Digested;
 use mirror::logs::{RING_START, bytes_between};
@@ -201,7 +200,7 @@ impl State {
 
     /// Tells sessions of a batch: its orphans get references, its log's owner hears how far it came.
     fn note_digest(&mut self, core: &Core, id: SessionId, digest: &Digest) -> Result<Step, Error> {
-        self.note_orphans(core, id, &digest.orphans)?;
+        self.note_orphans(id, &digest.orphans)?;
         if digest.records > 0 {
             self.publish_reusable(core, id);
         }
@@ -216,12 +215,7 @@ impl State {
 
     /// Inodes that lost their last name, or never had one: each session that has one open refers to it from now on, with the
     /// rights that its user has. Inodes that no session has open are removed.
-    fn note_orphans(
-        &mut self,
-        core: &Core,
-        id: SessionId,
-        orphans: &[(InodeNumber, bool)],
-    ) -> Result<(), Error> {
+    fn note_orphans(&mut self, id: SessionId, orphans: &[(InodeNumber, bool)]) -> Result<(), Error> {
         for (inode, kept) in orphans {
             let Some(item) = self.copy.tree.inode(*inode)? else { continue };
             // A later record of the batch gave it a name.
@@ -233,9 +227,9 @@ impl State {
             });
             let holders: Vec<SessionId> = by_table.map(|(holder, _)| *holder).collect();
             for holder in holders {
-                // More than a session may refer to are not kept for it.
-                let bounded = self.references.count(holder) < core.config.references_max.max(OPEN_TABLE);
-                if bounded && self.references.rights(holder, *inode).is_none() {
+                // Also more than `references_max`: the contents would be lost, and records for the inode would end the
+                // session. Each takes an inode of the tree, of which there is a limited number.
+                if self.references.rights(holder, *inode).is_none() {
                     let rights = self.rights_of_user(holder, *inode, &item);
                     self.refer_to(holder, *inode, rights);
                 }
