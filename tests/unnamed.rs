@@ -154,3 +154,85 @@ fn an_idle_process_keeps_no_file() {
     node.hearth(&["down"]).expect_success();
     node.check();
 }
+
+/// Has more files open than the open table lists, removes them by the way that its argument names, and reads them.
+const MANY_OPEN: &str = r"
+import os, sys
+tree, how = sys.argv[1:]
+files = []
+for number in range(4500):
+    if how == 'removed':
+        files.append(os.open(f'{tree}/file-{number}', os.O_CREAT | os.O_RDWR, 0o600))
+    else:
+        files.append(os.open(tree, os.O_TMPFILE | os.O_RDWR, 0o600))
+    os.write(files[-1], b'%d' % number)
+if how == 'removed':
+    for number in range(len(files)):
+        os.unlink(f'{tree}/file-{number}')
+os.sync()
+for number, fd in enumerate(files):
+    os.pwrite(fd, b'!', 10)
+os.sync()
+lost = [number for number, fd in enumerate(files) if os.pread(fd, 20, 0) != (b'%d' % number).ljust(10, bytes(1)) + b'!']
+assert not lost, (len(lost), lost[:5])
+";
+
+/// No file that a process has open is lost with its name, however many it has open.
+#[test]
+fn many_open_files_are_kept_without_names() {
+    let node = Node::up();
+    let before = used(&node);
+    for how in ["removed", "unnamed"] {
+        let limit = "ulimit -n 6000; exec /usr/bin/python3 -c \"$@\"";
+        let (program, tree) = (node.program(), node.path(""));
+        let run = ["timeout", "60", &program, "run", "--dir", node.dir(), "--"];
+        let command =
+            [&run[..], &["sh", "-c", limit, "sh", MANY_OPEN, tree.trim_end_matches('/'), how]].concat();
+        let output = Command::new(command[0]).args(&command[1..]).output().unwrap();
+        assert!(output.status.success(), "{how}: {}", String::from_utf8_lossy(&output.stderr));
+        until("no file is left", || used(&node) == before);
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+/// Files without a name that a program had open through the mount end with a gateway that is killed.
+#[test]
+fn they_end_with_a_gateway_that_is_killed() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    let before = used(&node);
+    node.hearth(&["mount"]).expect_success();
+    let script = r"
+import errno, os, sys
+tree, gateway = sys.argv[1:]
+unnamed = os.open(tree, os.O_TMPFILE | os.O_RDWR, 0o600)
+removed = os.open(f'{tree}/removed', os.O_CREAT | os.O_RDWR, 0o600)
+os.unlink(f'{tree}/removed')
+for fd in (unnamed, removed):
+    os.write(fd, b'x' * 3000000)
+    os.fsync(fd)
+os.kill(int(open(gateway).read().split()[0]), 9)
+for fd in (unnamed, removed):
+    for call in (lambda: os.pwrite(fd, b'y', 0), lambda: os.fsync(fd), lambda: os.pread(fd, 10, 0) and os.fstat(fd)):
+        try:
+            call()
+            sys.exit('a call succeeds without a gateway')
+        except OSError as error:
+            assert error.errno in (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED), error
+";
+    let gateway = format!("{}/node-1/gateway.pid", node.dir());
+    let tree = node.path("");
+    let command = ["timeout", "60", "python3", "-c", script, tree.trim_end_matches('/'), &gateway];
+    let output = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    node.hearth(&["umount"]).expect_success();
+    until("no file is left", || used(&node) == before);
+    node.hearth(&["down"]).expect_success();
+    node.check();
+    let pool = format!("{}/node-1/pool", node.dir());
+    let found = harness::limited(&[&node.program(), "check"], &[&pool]).expect_success();
+    assert!(found.contains("0 orphans") && found.contains("\n0 data blocks"), "{found}");
+}
