@@ -1,8 +1,13 @@
 //! One session end to end: attach, walk, leases, records, digest, reads by call, end, recovery.
 
-use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, open, user};
+use crate::client::{Client, DIRECTORY, FILE, ROOT, fresh, new_pool, open, tiny, user};
 use format::call::{LEASE_READ, LEASE_WRITE, Status};
 use format::record::{UNLINK_DIRECTORY, UNLINK_OPEN};
+use format::session::OPEN_TABLE;
+use ipc::SystemHost;
+use pmem::Recorder;
+use sharedfs::{Config, Daemon};
+use std::sync::Arc;
 
 #[test]
 fn what_is_written_is_read_after_digest_and_after_restart() {
@@ -139,4 +144,28 @@ fn records_after_one_to_a_file_without_a_name_are_not_lost() {
     let two = Client::attach(&daemon, user(0));
     assert!(two.walk("later").is_ok());
     assert_eq!(daemon.usage().inodes, 2);
+}
+
+/// More files without a name than the open table has places, and than `references_max`: all of them are kept.
+#[test]
+fn open_files_without_a_name_are_kept_however_many() {
+    let recorder = Recorder::new();
+    new_pool(&recorder.medium());
+    let config = Config { own_range: 10_000, ..tiny() };
+    let daemon = Arc::new(Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap().0);
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let files: Vec<_> = (0..OPEN_TABLE + 20)
+        .map(|_| {
+            let (file, made) = one.create_unnamed(ROOT);
+            assert!(made);
+            file
+        })
+        .collect();
+    one.digest(true).unwrap();
+    for file in [files[0], files[files.len() - 1]] {
+        assert!(one.write(file, 0, b"kept"));
+        one.digest(true).unwrap();
+        assert_eq!(one.read(file, 0, 4).unwrap(), b"kept");
+    }
 }
