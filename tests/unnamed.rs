@@ -157,11 +157,11 @@ fn an_idle_process_keeps_no_file() {
 
 /// Has more files open than the open table lists, removes them by the way that its argument names, and reads them.
 const MANY_OPEN: &str = r"
-import os, sys
+import os, subprocess, sys
 tree, how = sys.argv[1:]
 files = []
 for number in range(4500):
-    if how == 'removed':
+    if how != 'unnamed':
         files.append(os.open(f'{tree}/file-{number}', os.O_CREAT | os.O_RDWR, 0o600))
     else:
         files.append(os.open(tree, os.O_TMPFILE | os.O_RDWR, 0o600))
@@ -169,6 +169,8 @@ for number in range(4500):
 if how == 'removed':
     for number in range(len(files)):
         os.unlink(f'{tree}/file-{number}')
+elif how == 'removed by another':
+    subprocess.run(['sh', '-c', 'rm file-*'], cwd=tree, check=True)
 os.sync()
 for number, fd in enumerate(files):
     os.pwrite(fd, b'!', 10)
@@ -182,7 +184,7 @@ assert not lost, (len(lost), lost[:5])
 fn many_open_files_are_kept_without_names() {
     let node = Node::up();
     let before = used(&node);
-    for how in ["removed", "unnamed"] {
+    for how in ["removed", "removed by another", "unnamed"] {
         let limit = "ulimit -n 6000; exec /usr/bin/python3 -c \"$@\"";
         let (program, tree) = (node.program(), node.path(""));
         let run = ["timeout", "60", &program, "run", "--dir", node.dir(), "--"];

@@ -163,6 +163,7 @@ fn open_files_without_a_name_are_kept_however_many() {
         })
         .collect();
     one.digest(true).unwrap();
+    daemon.tidy();
     for file in [files[0], files[files.len() - 1]] {
         assert!(one.write(file, 0, b"kept"));
         one.digest(true).unwrap();
