@@ -14,7 +14,7 @@ use std::time::Duration;
 /// A daemon digests what its programs wrote before it ends.
 const ORDERLY: Duration = Duration::from_secs(60);
 /// How long an orderly end may take before it is said what is waited for.
-const NOTICE: Duration = Duration::from_secs(3);
+pub(super) const NOTICE: Duration = Duration::from_secs(3);
 /// The kernel frees the memory of a killed process.
 const KILLED: Duration = Duration::from_secs(30);
 
@@ -109,26 +109,33 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
 
 /// Ends a keeper or a daemon with everything digested, and says what it waits for when that takes long.
 fn end_in_order(cluster: &Cluster, node: &Node, process: &Process) -> Result<()> {
-    let hard = format!("hearth down --hard --dir {} ends it at once", quoted(&cluster.dir));
-    let tell = || {
-        let stands = |process: &Process| {
-            let pid = process.pid();
-            format!("process {pid} is stopped and cannot end: kill -CONT {pid} lets it go on")
-        };
-        let daemon = Process::load(&cluster.pid_file(node));
-        let waits = daemon.iter().chain([process]).find(|process| process.is_stopped()).map_or_else(
-            || {
-                let pid = daemon.as_ref().unwrap_or(process).pid();
-                format!("waiting for process {pid}, which digests what programs wrote")
-            },
-            stands,
-        );
-        say::aside(format_args!("hearth: node {}: {waits}; {hard}", node.number));
-    };
-    let ended = process.end_with_notice(Signal::TERM, ORDERLY, NOTICE, tell);
+    let ended =
+        process.end_with_notice(Signal::TERM, ORDERLY, NOTICE, || tell_waiting(cluster, node, process));
     ended.map_err(|why| {
+        let hard = hard(cluster);
         Error::new(format!("{why}: {hard}, and what programs wrote is digested by the next start"))
     })
+}
+
+fn hard(cluster: &Cluster) -> String {
+    format!("hearth down --hard --dir {} ends it at once", quoted(&cluster.dir))
+}
+
+/// Says why a process of a node has not ended yet: it is stopped, or the daemon is, or the daemon digests.
+pub(super) fn tell_waiting(cluster: &Cluster, node: &Node, process: &Process) {
+    let stands = |process: &Process| {
+        let pid = process.pid();
+        format!("process {pid} is stopped and cannot end: kill -CONT {pid} lets it go on")
+    };
+    let daemon = Process::load(&cluster.pid_file(node));
+    let waits = daemon.iter().chain([process]).find(|process| process.is_stopped()).map_or_else(
+        || {
+            let pid = daemon.as_ref().unwrap_or(process).pid();
+            format!("waiting for process {pid}, which digests what programs wrote")
+        },
+        stands,
+    );
+    say::aside(format_args!("hearth: node {}: {waits}; {}", node.number, hard(cluster)));
 }
 
 /// The variable by which `run` tells a program's library where to attach.
