@@ -168,8 +168,11 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
         )),
         _ => {}
     }
-    if status.blocks_available == Some(0) && !status.stopped {
-        problems.push("the pool is full: writes get ENOSPC until files are removed".to_owned());
+    let reserved = sharedfs::Config::default().room_blocks;
+    if status.blocks_available.is_some_and(|free| free < 2 * reserved) && !status.stopped {
+        problems.push(
+            "the pool is full or nearly full: writes may get ENOSPC until files are removed".to_owned(),
+        );
     }
     if let Some(chain) = &status.chain {
         problems.extend(chain.problems(status.node));
