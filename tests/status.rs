@@ -377,7 +377,7 @@ sys.stdin.readline()
     assert_eq!((said.status.code(), known["state"].as_str()), (Some(1), Some("degraded")));
     assert!(text(&said).contains("the pool is full"), "{}", text(&said));
     assert!(text(&said).contains("64 of 64 MiB used"), "{}", text(&said));
-    // What the program had reserved is free again, and no other program gets much more.
+    // The reservation of the program is free again, and another program gets not much more.
     until("its reservation is free", || json(&node)["blocks_available"].as_u64() > Some(0));
     assert!(text(&node.hearth(&["status"])).contains("the pool is full"));
     node.sh("rm $T/big").expect_success();
