@@ -104,8 +104,11 @@ impl Rounds<'_> {
             told = SystemHost.now().since(begun);
             until("the copy is none", || is_out() || fault.stays());
             until("the node says what it has", || chain.failure(copy).contains(fault.says()));
-            // A slow copy may be in sync again by now, and programs wait for it again.
-            if !fault.slows() {
+            if fault.slows() && !fault.stays() {
+                // The copy may be in sync again before that, and then programs wait for it again.
+                let (before, back) = (live.synced(), || chain.in_sync(leader).contains(&copy.into()));
+                until("programs go on without the copy", || live.are_beyond(before) || back());
+            } else {
                 live.until_they_go_on();
             }
             if number % 2 == 1 {
