@@ -117,6 +117,7 @@ fn end_in_order(cluster: &Cluster, node: &Node, process: &Process) -> Result<()>
     })
 }
 
+/// The way out that a message about a long wait names.
 fn hard(cluster: &Cluster) -> String {
     format!("hearth down --hard --dir {} ends it at once", quoted(&cluster.dir))
 }

@@ -168,6 +168,7 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
         )),
         _ => {}
     }
+    // A program reserves so many blocks when it starts, and the shell that starts it as many.
     let reserved = sharedfs::Config::default().room_blocks;
     if status.blocks_available.is_some_and(|free| free < 2 * reserved) && !status.stopped {
         problems.push(

@@ -1,7 +1,8 @@
 //! The tree of a head on its way to a member that lacks what the head's logs and ledger no longer hold.
 //!
 //! The head sends the tree in rounds, over the connection on which it greeted the member; it sends nothing else there until the
-//! last round is answered. The member may still report what it executed before the first round arrived. Each send waits until the connection takes the message, so the member sets the pace.
+//! last round is answered. The member may still report what it executed before the first round arrived; the head skips these
+//! reports. Each send waits until the connection takes the message, so the member sets the pace.
 
 use crate::error::Error;
 use crate::greeting::take_answer;

@@ -2,9 +2,10 @@
 //! (Assise §3.4, node recovery; return and first join in `docs/replication.md`).
 //!
 //! The tree of a commit is pinned and sent: the whole tree, or to a member whose tree is of this history what changed since, here
-//! or there. Then, of a later commit, the ranges that changed meanwhile are sent, and so on, until that is little. While the last round is sent the member counts as a copy already, as one that has executed the ledger up to the pin:
-//! so the ledger and the logs keep what it will lack, and nothing is acknowledged, digested or seen that it will not have. When
-//! it has made the tree its own it is brought up as every copy is.
+//! or there. Then, of a later commit, the ranges that changed meanwhile are sent, and so on, until that is little. While the
+//! last round is sent the member counts as a copy already, as one that has executed the ledger up to the pin: so the ledger
+//! and the logs keep what it will lack, and nothing is acknowledged, digested or seen that it will not have. When it has made
+//! the tree its own it is brought up as every copy is.
 //!
 //! Writers are slowed meanwhile as far as it needs ([`crate::pace`]).
 //!

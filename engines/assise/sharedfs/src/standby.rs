@@ -506,7 +506,8 @@ impl Inner {
         if let Some((contained, marks)) = self.note_executed(contents)? {
             let link = self.head.lock().connection.clone();
             if let Some(link) = link {
-                // The contents stay locked: over the same link an import may replace them, and what is reported must not follow that.
+                // The contents stay locked: an import over the same link may replace them, and no report of the former ones
+                // may follow it. A head that has stopped is silent, which ends the link.
                 // If the link is over, the thread that follows it finds out, and the next head asks by itself.
                 let _ = say_executed(&link, &contained, &marks);
             }
