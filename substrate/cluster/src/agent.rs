@@ -154,9 +154,7 @@ impl Agent {
         if let Some(life) = &mut self.life
             && view.number >= life.since
         {
-            life.given.retain(|path, version| {
-                view.subtrees.get(path).is_some_and(|subtree| subtree.version <= *version)
-            });
+            life.given.retain(|path, version| !is_over(&view, path, *version));
             if !view.is_member(life.party) {
                 self.life = None;
             }
@@ -166,9 +164,14 @@ impl Agent {
     }
 
     /// Notes that the node is about to send a change at this version of a subtree that gives its management away. From
-    /// now on it does not serve the subtree, until a newer view shows that it is the lease manager again.
+    /// now on it does not serve the subtree, until a newer view shows that it is the lease manager again. A change at a
+    /// version that is known to be over is refused, and gives nothing away; possibly no newer view would follow.
     pub fn give(&mut self, path: &Path, version: ChangeNumber) {
         if let Some(life) = &mut self.life {
+            let known = self.view.as_ref().filter(|view| view.number >= life.since);
+            if known.is_some_and(|view| is_over(view, path, version)) {
+                return;
+            }
             let given = life.given.entry(path.clone()).or_insert(version);
             *given = version.max(*given);
         }
@@ -196,9 +199,15 @@ impl Agent {
     }
 }
 
+/// True if a view shows that a subtree has no longer this version.
+fn is_over(view: &View, path: &Path, version: ChangeNumber) -> bool {
+    view.subtrees.get(path).is_none_or(|subtree| subtree.version > version)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::{Address, Member, PoolCopy, Subtree};
     use std::time::Duration;
 
     const NODE: NodeId = NodeId::new(1);
@@ -235,6 +244,39 @@ mod tests {
         assert!(agent.wants_beat(at(900 + 2000)));
         agent.heard();
         assert!(agent.wants_beat(at(1000)));
+    }
+
+    /// A node gives its role away at the version that it knew, while a view with a newer version arrives.
+    #[test]
+    fn a_change_at_a_version_that_is_over_gives_nothing_away() {
+        let number = ChangeNumber::new;
+        let view = |agent: &Agent, version: ChangeNumber| {
+            let mut view = View::new(1, agent.rules);
+            (view.number, view.epoch) = (version, Epoch::new(2));
+            let (pool, address) = (PoolCopy::default(), Address::default());
+            let life = agent.newest;
+            let member = Member { life, instance: 1, medium: 0, pool, refused: false, address };
+            view.members.insert(NODE, member);
+            let subtree = Subtree { version, chain: Vec::new(), copies_min: 1, manager: Some(NODE) };
+            view.subtrees.insert(Path::root(), subtree);
+            Arc::new(view)
+        };
+        for newer_comes_first in [false, true] {
+            let mut agent = agent();
+            let (ticket, _) = agent.send_beat(Time::from_ns(5));
+            agent.beaten(ticket);
+            let serves = |agent: &Agent| agent.may_serve(Time::from_ns(6), &Path::root());
+            agent.see(view(&agent, number(4)));
+            if newer_comes_first {
+                agent.see(view(&agent, number(5)));
+            }
+            agent.give(&Path::root(), number(4));
+            assert_eq!(serves(&agent), newer_comes_first);
+            agent.see(view(&agent, number(5)));
+            assert!(serves(&agent));
+            agent.give(&Path::root(), number(5));
+            assert!(!serves(&agent));
+        }
     }
 
     #[test]
