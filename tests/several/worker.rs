@@ -8,8 +8,8 @@ use ipc::{Host, SystemHost, Time};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Does a job, and ends the process.
@@ -83,8 +83,8 @@ pub struct Said {
     saw: Vec<(u64, u64)>,
     /// Its last other output.
     pub last: String,
-    /// [`Self::synced`], for a thread that reads it meanwhile.
-    live: Arc<AtomicU64>,
+    /// [`Self::synced`] and [`Self::last`], for a thread that reads them meanwhile.
+    live: Arc<(AtomicU64, OnceLock<String>)>,
     /// When its last line was heard.
     heard: Option<Time>,
     /// The longest time between two of its lines.
@@ -92,7 +92,7 @@ pub struct Said {
 }
 
 /// How far the workers are that are being heard.
-pub struct Live([Arc<AtomicU64>; 2]);
+pub struct Live([Arc<(AtomicU64, OnceLock<String>)>; 2]);
 
 impl Live {
     /// Of workers that are heard into these.
@@ -102,7 +102,12 @@ impl Live {
 
     /// The operations that each of them had synced when it was heard last.
     pub fn synced(&self) -> [u64; 2] {
-        self.0.each_ref().map(|synced| synced.load(Ordering::Relaxed))
+        self.0.each_ref().map(|worker| worker.0.load(Ordering::Relaxed))
+    }
+
+    /// Why a worker ended by itself, if one did.
+    fn failure(&self) -> Option<&String> {
+        self.0.iter().find_map(|worker| worker.1.get())
     }
 
     /// Whether each of them has synced more than this.
@@ -112,9 +117,15 @@ impl Live {
 
     /// Waits until each of them has synced something that it did from now on.
     pub fn until_they_go_on(&self) {
+        self.until_they_go_on_or_fail();
+        assert_eq!(self.failure(), None, "a worker ended by itself");
+    }
+
+    /// The same, or until one has ended by itself.
+    pub fn until_they_go_on_or_fail(&self) {
         for _ in 0..2 {
             let before = self.synced();
-            until("both workers sync more", || self.are_beyond(before));
+            until("both workers sync more", || self.are_beyond(before) || self.failure().is_some());
         }
     }
 }
@@ -131,12 +142,13 @@ impl Said {
             ("did", Some(number), None) => self.did = number,
             ("synced", Some(number), None) => {
                 self.synced = number;
-                self.live.store(number, Ordering::Relaxed);
+                self.live.0.store(number, Ordering::Relaxed);
             }
             ("saw", Some(number), Some(seen)) => self.saw.push((number, seen)),
             _ => {
                 assert!(!line.starts_with("wrong"), "{line}, after {}", self.did);
                 line.clone_into(&mut self.last);
+                self.live.1.get_or_init(|| line.to_owned());
             }
         }
     }
