@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arriving;
 mod compare;
 mod error;
 mod greeting;

@@ -265,20 +265,19 @@ impl LogFile {
 
     /// Reads frames in order, starting behind `from`.
     pub fn frames(&self, from: Digested) -> Frames<'_> {
-        self.frames_by(from, WINDOW_BYTES)
+        self.frames_by(from, WINDOW_BYTES, Vec::new())
     }
 
-    /// [`Self::frames`] for few expected frames: the first fetch is short.
-    pub fn few_frames(&self, from: Digested) -> Frames<'_> {
-        self.frames_by(from, FEW_BYTES)
+    /// [`Self::frames`] for few expected frames: the first fetch is short. `window` is the memory of an earlier reading.
+    pub fn few_frames(&self, from: Digested, window: Vec<u8>) -> Frames<'_> {
+        self.frames_by(from, FEW_BYTES, window)
     }
 
-    fn frames_by(&self, from: Digested, fetch_bytes: u64) -> Frames<'_> {
+    fn frames_by(&self, from: Digested, fetch_bytes: u64, window: Vec<u8>) -> Frames<'_> {
         let at_frame = from.position.is_multiple_of(FRAME_ALIGN as u64);
         let inside = at_frame && (RING_START..self.end).contains(&from.position);
         let left = if inside { self.ring_bytes() } else { 0 };
-        let (window, key) = (Vec::new(), None);
-        Frames { log: self, at: from, left, window, fetched: 0, window_at: 0, fetch_bytes, key }
+        Frames { log: self, at: from, left, window, fetched: 0, window_at: 0, fetch_bytes, key: None }
     }
 }
 
@@ -357,6 +356,11 @@ impl Frames<'_> {
         let next = position + taken;
         self.at = Digested { sequence, position: if next == self.log.end { RING_START } else { next } };
         Ok(Some(LogFrame { bytes: self.windowed(position, bytes), block_sum, hash, after: self.at }))
+    }
+
+    /// The memory of the window, for a later reading.
+    pub fn into_window(self) -> Vec<u8> {
+        self.window
     }
 
     fn envelope(&self, position: u64) -> Option<Envelope> {

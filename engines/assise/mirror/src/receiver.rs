@@ -5,21 +5,21 @@
 //! needs. A stream advances only over complete frames with the right checksum and the next number. Everything that
 //! [`Receiver::sync`] reports as synced is on the medium at that time.
 
+use crate::arriving::Stream;
 use crate::error::Error;
 use crate::greeting::judge_terms;
 use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
-use crate::logs::{BEGINNING, LogFile, RING_START, bytes_between};
+use crate::logs::{BEGINNING, LogFile, RING_START};
 use crate::stream::message;
 use format::checksum::Salt;
-use format::envelope::{Envelope, check_frame};
+use format::envelope::{Envelope, check_frame, frame_bytes};
 use format::ledger::{Entry, Event as EntryEvent, salt_of};
 use format::mirror::{
     DataPart, DataParts, LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHead, MirrorHello, MirrorKind,
     MirrorMessage, MirrorOpen, MirrorRefusal, SyncedMark,
 };
-use format::{FRAME_ALIGN, HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
+use format::{HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
 use ipc::{Digested, Time};
-use pmem::ring::PAD_KIND;
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeMap;
 use transport::Connection;
@@ -45,130 +45,6 @@ pub enum Stepped {
     Taken,
     /// A message was processed, and the synced positions were reported.
     Synced,
-}
-
-/// The frames received for one file.
-struct Stream {
-    region: Region,
-    /// Start and end of its ring.
-    ring: (u64, u64),
-    /// The end of its last complete frame.
-    end: Digested,
-    /// Number of bytes received behind `end`, of an incomplete frame.
-    pending: u64,
-    /// The sequence that was last reported as synced.
-    synced: Sequence,
-    /// True if bytes were written since the last sync.
-    touched: bool,
-    /// The position up to which this copy's tree contains the stream.
-    executed: Digested,
-    /// For the ledger only. An entry becomes valid as a whole, and only after all earlier ones, as at the head.
-    unfinished: Option<UnfinishedEntry>,
-}
-
-/// A partly received entry. Its first line, which makes it valid, is written last.
-#[derive(Default)]
-struct UnfinishedEntry {
-    /// The first line and its position.
-    first: Option<(u64, Vec<u8>)>,
-    /// Number of bytes behind the first line that are missing.
-    left: u64,
-}
-
-impl UnfinishedEntry {
-    fn write(&mut self, region: &Region, position: u64, bytes: &[u8]) -> Result<(), Error> {
-        for (line, at) in bytes.chunks(FRAME_ALIGN).zip((position..).step_by(FRAME_ALIGN)) {
-            if self.first.is_none() {
-                self.left = Envelope::decode(line)?.frame_bytes() - FRAME_ALIGN as u64;
-                self.first = Some((at, line.to_vec()));
-            } else {
-                region.write(at, line);
-                self.left -= FRAME_ALIGN as u64;
-            }
-            if self.left == 0
-                && let Some((at, line)) = self.first.take()
-            {
-                region.fence();
-                region.write(at, &line);
-                region.fence();
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Stream {
-    fn new(region: Region, ring: (u64, u64), end: Digested, executed: Digested) -> Self {
-        let synced = end.sequence;
-        Self { region, ring, end, pending: 0, synced, touched: false, executed, unfinished: None }
-    }
-
-    /// Writes received bytes if they belong to the end of the stream.
-    fn write(&mut self, position: u64, bytes: &[u8]) -> Result<(), Error> {
-        let next = self.end.position + self.pending;
-        if position != next {
-            return Err(Error::Broken("bytes that do not follow what came before"));
-        }
-        let count = bytes.len() as u64;
-        let live = bytes_between(self.ring, self.executed, self.end) + self.pending;
-        if next + count > self.ring.1 || live + count > self.ring.1 - self.ring.0 {
-            return Err(Error::Broken("bytes beyond the ring, or onto what is not executed"));
-        }
-        match &mut self.unfinished {
-            Some(unfinished) => unfinished.write(&self.region, position, bytes)?,
-            None => self.region.write(position, bytes),
-        }
-        self.pending += count;
-        self.touched = true;
-        Ok(())
-    }
-
-    /// The frame behind the end if all of it has arrived: its bytes, and the position after it.
-    fn whole_frame(&self) -> Result<Option<(Vec<u8>, Digested)>, Error> {
-        if self.pending < HEADER_BYTES as u64 || self.is_unfinished() {
-            return Ok(None);
-        }
-        let mut frame = vec![0; HEADER_BYTES];
-        self.region.read(self.end.position, &mut frame)?;
-        let envelope = Envelope::decode(&frame)?;
-        let is_pad = envelope.kind == PAD_KIND;
-        let sequence = self.end.sequence.next();
-        let bytes = envelope.frame_bytes();
-        let fits = self.end.position + bytes <= self.ring.1;
-        if envelope.sequence != sequence || !fits || (is_pad && envelope.payload_bytes.get() != 0) {
-            return Err(Error::Broken("a frame that does not follow"));
-        }
-        if self.pending < bytes {
-            return Ok(None);
-        }
-        let payload = usize::try_from(envelope.payload_bytes.get()).expect("a ring fits an address space");
-        frame.resize(HEADER_BYTES + payload, 0);
-        self.region.read(self.end.position + HEADER_BYTES as u64, &mut frame[HEADER_BYTES..])?;
-        let after = if is_pad { self.ring.1 } else { self.end.position + bytes };
-        let position = if after == self.ring.1 { self.ring.0 } else { after };
-        Ok(Some((frame, Digested { sequence, position })))
-    }
-
-    /// True if the first line of the frame behind the end is held back.
-    fn is_unfinished(&self) -> bool {
-        let first = self.unfinished.as_ref().and_then(|entry| entry.first.as_ref());
-        first.is_some_and(|(at, _)| *at == self.end.position)
-    }
-
-    /// Advances over a checked frame.
-    fn advance(&mut self, frame: &[u8], after: Digested) {
-        let payload = (frame.len() - HEADER_BYTES) as u64;
-        self.pending -= format::envelope::frame_bytes(payload);
-        self.end = after;
-    }
-
-    fn sync(&mut self) -> Result<(), MediaError> {
-        if self.touched {
-            self.region.sync()?;
-            (self.touched, self.synced) = (false, self.end.sequence);
-        }
-        Ok(())
-    }
 }
 
 /// The file of a log.
@@ -217,10 +93,7 @@ impl Receiver {
         }
         ledger.sync()?;
         let ring = (LEDGER_START, ledger_ring_end(&ledger));
-        let ledger = Stream {
-            unfinished: Some(UnfinishedEntry::default()),
-            ..Stream::new(ledger, ring, end.place(), contained.place())
-        };
+        let ledger = Stream::of_ledger(ledger, ring, end.place(), contained.place());
         let logs_there = logs;
         let mut receiver = Self {
             medium: medium.clone(),
@@ -283,8 +156,7 @@ impl Receiver {
     /// them again.
     pub fn rewind_log(&mut self, uid: LogUid, incarnation: Incarnation) {
         if let Some(log) = self.logs.get_mut(&(uid, incarnation)) {
-            let stream = &mut log.stream;
-            (stream.end, stream.synced, stream.pending) = (stream.executed, stream.executed.sequence, 0);
+            log.stream.rewind();
         }
     }
 
@@ -367,8 +239,7 @@ impl Receiver {
     /// all complete frames of the former head.
     fn drop_unfinished(&mut self) -> Result<(), Error> {
         for stream in self.streams() {
-            stream.pending = 0;
-            stream.unfinished = stream.unfinished.take().map(|_| UnfinishedEntry::default());
+            stream.drop_unfinished();
             stream.sync()?;
         }
         Ok(())
@@ -446,17 +317,12 @@ impl Receiver {
     fn write_log(&mut self, part: &DataPart, bytes: &[u8]) -> Result<(), Error> {
         let log = self.logs.get_mut(&(part.log, part.incarnation));
         let MirroredLog { stream, salt } = log.ok_or(Error::Broken("bytes of a log that is not there"))?;
-        stream.write(part.position(), bytes)?;
-        while let Some((frame, after)) = stream.whole_frame()? {
-            check_frame(*salt, &frame)?;
-            stream.advance(&frame, after);
-        }
-        Ok(())
+        stream.write_frames(*salt, part.position(), bytes)
     }
 
     /// Advances the end of the ledger over complete entries, also into a new life.
     fn follow_ledger(&mut self) -> Result<(), Error> {
-        while let Some((frame, after)) = self.ledger.whole_frame()? {
+        while let Some((frame, after)) = self.ledger.whole_entry()? {
             let of_life = check_frame(salt_of(self.end.life), &frame).is_ok();
             if !of_life {
                 check_frame(salt_of(self.end.life.next()), &frame)?;
@@ -470,7 +336,7 @@ impl Receiver {
                 _ if of_life => {}
                 _ => return Err(Error::Broken("an entry of a life that did not begin")),
             }
-            self.ledger.advance(&frame, after);
+            self.ledger.advance(frame_bytes(frame.len() as u64 - HEADER_BYTES as u64), after);
             self.end = LedgerPosition { sequence: after.sequence, position: after.position, life };
         }
         Ok(())
@@ -515,7 +381,7 @@ fn first_of(
     file.region().read(RING_START, &mut header)?;
     let first = Envelope::decode(&header).ok().and_then(|envelope| envelope.sequence.get().checked_sub(1));
     let before = first.map(|before| Digested { sequence: Sequence::new(before), ..BEGINNING });
-    let is_whole = |before: &Digested| matches!(file.few_frames(*before).next(), Ok(Some(_)));
+    let is_whole = |before: &Digested| matches!(file.few_frames(*before, Vec::new()).next(), Ok(Some(_)));
     Ok(before.filter(is_whole))
 }
 

@@ -26,6 +26,9 @@ const NOW: Option<Time> = Some(Time::from_ns(0));
 /// Limit of log marks in one `Ends` message, and in all of them.
 const MARKS_MAX: usize = 1 << 16;
 
+/// Bytes of memory for reading logs that are kept from one call to the next.
+const WINDOW_KEPT: usize = 256 << 10;
+
 /// The state of a copy, as the copy reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyEnds {
@@ -85,6 +88,8 @@ pub struct Sender {
     queue: DataQueue,
     ledger: LedgerPosition,
     logs: BTreeMap<LogUid, SentLog>,
+    /// Memory in which logs are read.
+    window: Vec<u8>,
     /// True if bytes were sent since the last request to sync.
     unasked: bool,
 }
@@ -108,7 +113,8 @@ impl Sender {
     /// For a copy whose ledger ends there.
     pub(crate) fn of(connection: Connection, ledger: LedgerPosition) -> Self {
         let queue = DataQueue::new(connection.message_bytes_max());
-        Self { connection, queue, ledger, logs: BTreeMap::new(), unasked: false }
+        let (logs, window) = (BTreeMap::new(), Vec::new());
+        Self { connection, queue, ledger, logs, window, unasked: false }
     }
 
     /// The connection.
@@ -172,29 +178,33 @@ impl Sender {
     ) -> Result<LogPush, MediaError> {
         let entry = self.logs.get_mut(&log).expect("the copy was told of the log");
         let (incarnation, ring) = (entry.incarnation, (RING_START, file.ring_end()));
-        let mut frames = file.few_frames(entry.sent);
+        let mut frames = file.few_frames(entry.sent, std::mem::take(&mut self.window));
         let mut bytes = 0;
-        loop {
+        let pushed = loop {
             let sent = entry.sent;
             if sent.sequence >= up_to {
-                return Ok(LogPush::Done(sent));
+                break LogPush::Done(sent);
             }
             if bytes >= bytes_max {
-                return Ok(LogPush::More(sent));
+                break LogPush::More(sent);
             }
-            let Some(frame) = frames.next()? else { return Ok(LogPush::Ends(sent)) };
+            let Some(frame) = frames.next()? else { break LogPush::Ends(sent) };
             let taken = bytes_between(ring, sent, frame.after);
             if bytes_between(ring, executed, sent) + taken > file.ring_bytes() {
                 // The program may have been told of this room before the copy counted. Once the copy has executed all
                 // that the head has digested, a log that wraps onto more violates the rule, so it ends here.
                 let waits = executed.sequence < digested;
-                return Ok(if waits { LogPush::More(sent) } else { LogPush::Ends(sent) });
+                break if waits { LogPush::More(sent) } else { LogPush::Ends(sent) };
             }
             self.queue.put(Target { log, incarnation, position: sent.position }, frame.bytes);
             bytes += frame.bytes.len();
             entry.sent = frame.after;
             self.unasked = true;
-        }
+        };
+        self.window = frames.into_window();
+        self.window.truncate(WINDOW_KEPT);
+        self.window.shrink_to(WINDOW_KEPT);
+        Ok(pushed)
     }
 
     /// Sends entries of the ledger up to a position.
@@ -228,9 +238,9 @@ impl Sender {
     /// # Errors
     /// `Connection`.
     pub fn pump(&mut self) -> Result<bool, Error> {
-        while let Some(message) = self.queue.ready().front() {
+        while let Some(message) = self.queue.first() {
             match self.connection.send(message, NOW) {
-                Ok(_) => drop(self.queue.ready().pop_front()),
+                Ok(_) => self.queue.remove_first(),
                 Err(transport::Error::TimedOut | transport::Error::Interrupted) => return Ok(false),
                 Err(error) => return Err(error.into()),
             }

@@ -12,6 +12,9 @@ const HEAD_BYTES: usize = size_of::<MirrorHead>();
 /// Bytes of a part before its data.
 const PART_BYTES: usize = size_of::<DataPart>();
 
+/// Messages whose memory is kept: an fsync seldom sends more.
+const SPARE_MAX: usize = 2;
+
 /// A message that consists of a body and a list.
 pub fn message(
     kind: MirrorKind,
@@ -39,6 +42,8 @@ pub struct DataQueue {
     limit: usize,
     ready: VecDeque<Vec<u8>>,
     building: Vec<u8>,
+    /// Memory of messages that were sent: the next ones are built in it.
+    spare: Vec<Vec<u8>>,
     parts: u16,
     /// Offset of the head of the last part in the message, and the target of the bytes after it.
     last: Option<(usize, Target)>,
@@ -48,7 +53,8 @@ impl DataQueue {
     /// Creates a queue for messages of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         assert!(limit >= HEAD_BYTES + PART_BYTES + FRAME_ALIGN, "a message holds a line");
-        Self { limit, ready: VecDeque::new(), building: Vec::new(), parts: 0, last: None }
+        let (ready, building, spare) = (VecDeque::new(), Vec::new(), Vec::new());
+        Self { limit, ready, building, spare, parts: 0, last: None }
     }
 
     /// Queues a message of another kind, behind everything that was put.
@@ -119,13 +125,24 @@ impl DataQueue {
         let flags = if sync { MIRROR_FLAG } else { 0 };
         let head = MirrorHead { kind: MirrorKind::Data as u8, flags, count: U16::new(self.parts) };
         self.building[..HEAD_BYTES].copy_from_slice(head.as_bytes());
-        self.ready.push_back(std::mem::take(&mut self.building));
+        let next = self.spare.pop().unwrap_or_default();
+        self.ready.push_back(std::mem::replace(&mut self.building, next));
         (self.parts, self.last) = (0, None);
     }
 
-    /// The messages to be sent, in order.
-    pub fn ready(&mut self) -> &mut VecDeque<Vec<u8>> {
-        &mut self.ready
+    /// The next message to be sent.
+    pub fn first(&self) -> Option<&[u8]> {
+        self.ready.front().map(Vec::as_slice)
+    }
+
+    /// The next message was sent.
+    pub fn remove_first(&mut self) {
+        if let Some(mut sent) = self.ready.pop_front()
+            && self.spare.len() < SPARE_MAX
+        {
+            sent.clear();
+            self.spare.push(sent);
+        }
     }
 }
 
@@ -141,8 +158,9 @@ mod tests {
     /// The contents of the messages by position, and the numbers of messages and parts.
     fn unpack(queue: &mut DataQueue, limit: usize) -> (Vec<(u64, Vec<u8>)>, usize, usize) {
         let (mut found, mut parts_count) = (Vec::<(u64, Vec<u8>)>::new(), 0);
-        let messages: Vec<Vec<u8>> = queue.ready().drain(..).collect();
-        for bytes in &messages {
+        let mut messages = 0;
+        while let Some(bytes) = queue.first() {
+            messages += 1;
             assert!(bytes.len() <= limit);
             let Ok(MirrorMessage::Data { parts, .. }) = MirrorMessage::decode(bytes) else {
                 panic!("no data")
@@ -156,8 +174,9 @@ mod tests {
                     _ => found.push((part.position(), data.to_vec())),
                 }
             }
+            queue.remove_first();
         }
-        (found, messages.len(), parts_count)
+        (found, messages, parts_count)
     }
 
     #[test]
@@ -192,10 +211,10 @@ mod tests {
     fn a_message_that_only_asks_is_empty() {
         let mut queue = DataQueue::new(1 << 12);
         queue.finish(false);
-        assert!(queue.ready().is_empty());
+        assert_eq!(queue.first(), None);
         queue.finish(true);
-        let bytes = queue.ready().pop_front().unwrap();
-        let Ok(MirrorMessage::Data { mut parts, sync: true }) = MirrorMessage::decode(&bytes) else {
+        let bytes = queue.first().unwrap();
+        let Ok(MirrorMessage::Data { mut parts, sync: true }) = MirrorMessage::decode(bytes) else {
             panic!("no data")
         };
         assert_eq!(parts.next(), None);
