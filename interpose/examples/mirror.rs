@@ -262,13 +262,15 @@ impl Mount for Mirror {
             Change::Times(times) => {
                 kernel(libc::SYS_utimensat, &[raw::number(node.0), nothing(), times.as_ptr() as u64, BOTH])
             }
-            Change::Size(size) => kernel(libc::SYS_truncate, &[path.as_ptr() as u64, size as u64]),
+            Change::Size(size) | Change::SizeByPath(size) => {
+                kernel(libc::SYS_truncate, &[path.as_ptr() as u64, size as u64])
+            }
         }
         .map(|_| ())
     }
 
-    fn access(&self, place: MountPath<'_>, mode: i32, flags: i32) -> Result<()> {
-        let node = self.node(Target::Named(place, flags & libc::AT_SYMLINK_NOFOLLOW == 0))?;
+    fn access(&self, target: Target<'_>, mode: i32, flags: i32) -> Result<()> {
+        let node = self.node(target)?;
         let flags = (flags & libc::AT_EACCESS) as u64 | BOTH;
         kernel(libc::SYS_faccessat2, &[raw::number(node.0), nothing(), mode as u64, flags]).map(|_| ())
     }

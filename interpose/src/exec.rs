@@ -19,7 +19,7 @@ use crate::dispatch::{Answer, Call, Refusal};
 use crate::limits;
 use crate::local::local;
 use crate::memory;
-use crate::mount::{Errno, Handle, MountPath};
+use crate::mount::{Errno, Handle, MountPath, Target};
 use crate::paths::{self, ResolvedPath};
 use crate::raw;
 use crate::signals;
@@ -180,9 +180,9 @@ impl Image {
         let site = crate::start::site().ok_or(Errno(libc::EIO))?;
         let rest = file.strip_prefix(site.prefix.as_slice()).ok_or(Errno(libc::ENOENT))?;
         let place = MountPath { dir: None, path: rest.strip_prefix(b"/").unwrap_or(rest) };
-        mount().access(place, libc::X_OK, libc::AT_EACCESS)?;
+        mount().access(Target::Named(place, true), libc::X_OK, libc::AT_EACCESS)?;
         let held = DescriptionRef::new(mount().open(place, libc::O_RDONLY | libc::O_CLOEXEC, 0, 0)?)?;
-        let status = mount().attributes(crate::mount::Target::Open(held.handle()))?;
+        let status = mount().attributes(Target::Open(held.handle()))?;
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
             return Err(Errno(libc::EACCES));
         }

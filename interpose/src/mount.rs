@@ -56,8 +56,10 @@ pub enum Change {
     Owner(u32, u32),
     /// `utimensat`: access and modification, with `UTIME_NOW` and `UTIME_OMIT` in the nanoseconds.
     Times([libc::timespec; 2]),
-    /// `truncate`: size in bytes.
+    /// `ftruncate` of an open file, `truncate` of a path: size in bytes.
     Size(i64),
+    /// `truncate`, also of an open file that a path leads to (`/proc/self/fd/N`), whatever it is open for.
+    SizeByPath(i64),
 }
 
 /// The object to create.
@@ -141,8 +143,8 @@ pub trait Mount: Sync {
     fn attributes(&self, target: Target<'_>) -> Result<libc::statx>;
     /// `chmod`, `chown`, `utimensat`, `truncate`.
     fn change(&self, target: Target<'_>, change: Change) -> Result<()>;
-    /// `faccessat2`: `R_OK` and so on, and `AT_EACCESS`, `AT_SYMLINK_NOFOLLOW`.
-    fn access(&self, place: MountPath<'_>, mode: i32, flags: i32) -> Result<()>;
+    /// `faccessat2`: `R_OK` and so on, and `AT_EACCESS`.
+    fn access(&self, target: Target<'_>, mode: i32, flags: i32) -> Result<()>;
     /// `mkdirat`, `mknodat`, `symlinkat`.
     fn make(&self, place: MountPath<'_>, new: New<'_>) -> Result<()>;
     /// Whether the process opened the file itself and has the same credentials since then, or is root: the kernel

@@ -12,15 +12,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -251,6 +254,33 @@ static void paths_only(void) {
     TRY(dup(fd));
     SAY(openat(fd, "x", O_RDONLY));
     SAY(fcntl(fd, F_GETFD));
+    int pipes[2], epoll = epoll_create1(0), link;
+    NEED(pipe(pipes) == 0 && epoll >= 0 && symlink("none", "link") == 0);
+    NEED((link = open("link", O_PATH | O_NOFOLLOW)) >= 0);
+    struct iovec into = {buffer, 1};
+    struct epoll_event event = {EPOLLIN};
+    struct timespec no_time[2] = {{0, 2000000000}, {0, 0}}, unchanged[2] = {{0, UTIME_OMIT}, {0, UTIME_OMIT}};
+    SAY(fsetxattr(fd, "user.a", NULL, 0, 99));
+    SAY(futimens(fd, no_time));
+    SAY(futimens(fd, unchanged));
+    SAY(preadv2(fd, &into, 1, 0, 0x1000));
+    SAY(splice(fd, NULL, pipes[1], NULL, 1, 0));
+    SAY(splice(pipes[0], NULL, fd, NULL, 1, SPLICE_F_NONBLOCK));
+    SAY(tee(fd, pipes[1], 1, 0));
+    SAY(vmsplice(fd, &into, 1, 0));
+    SAY(flock(fd, LOCK_MAND | LOCK_READ));
+    SAY(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+    SAY(syscall(SYS_getdents, dir, buffer, sizeof buffer));
+    SAY(recv(fd, buffer, 1, 0));
+    SAY(connect(fd, NULL, 0));
+    SAY(faccessat(link, "", F_OK, AT_EMPTY_PATH));
+    SAY(syscall(439 /* faccessat2 */, link, "", X_OK, AT_EMPTY_PATH));
+    snprintf(buffer, sizeof buffer, "/proc/self/fd/%d", fd);
+    SAY(truncate(buffer, 3));
+    SAY((fstat(fd, &status), status.st_size));
+    SAY(truncate((snprintf(buffer, sizeof buffer, "/proc/self/fd/%d", dir), buffer), 3));
+    NEED(unlink("file") == 0);
+    SAY(faccessat(fd, "", R_OK, AT_EMPTY_PATH));
 }
 
 static void fchdir_asks_for_search(void) {
@@ -337,6 +367,16 @@ static void restricted_walks(void) {
     TRY(sized(32, 0));
     TRY(sized(32, 1));
     TRY(sized(5000, 0));
+    char path[4200], cwd[4096];
+    NEED(getcwd(cwd, sizeof cwd));
+    snprintf(path, sizeof path, "%s/a/b/deep", cwd);
+    TRY(open2(AT_FDCWD, path, O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(AT_FDCWD, path, O_RDONLY, RESOLVE_NO_MAGICLINKS));
+    snprintf(path, sizeof path, "/proc/self/fd/%d/b/deep", a);
+    errno = 0, say("by a magic link", open2(AT_FDCWD, path, O_RDONLY, 0) < 0 ? -1 : 0);
+    errno = 0, say("by none", open2(AT_FDCWD, path, O_RDONLY, RESOLVE_NO_MAGICLINKS));
+    errno = 0, say("by no link", open2(AT_FDCWD, path, O_RDONLY, RESOLVE_NO_SYMLINKS));
+    errno = 0, say("on one file system", open2(AT_FDCWD, path, O_RDONLY, RESOLVE_NO_XDEV));
     TRY(moded(O_RDWR, 0644));
     TRY(moded(O_RDWR | O_CREAT, 0644));
     TRY(moded(O_RDWR | O_CREAT, 0100644));
@@ -413,6 +453,20 @@ static void arguments(void) {
     MAP(~0UL - 8191, PROT_READ, MAP_PRIVATE, fd, 0);
     MAP(4096 * 4, PROT_READ, MAP_PRIVATE, fd, ~4095L);
     MAP(10, PROT_READ, MAP_PRIVATE, 999, 0);
+    MAP(10, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, read_only, 0);
+    MAP(10, PROT_READ, MAP_PRIVATE | MAP_HUGETLB, fd, 0);
+    MAP(10, PROT_READ, MAP_PRIVATE | MAP_GROWSDOWN, fd, 0);
+    MAP(10, PROT_READ | PROT_GROWSDOWN, MAP_PRIVATE, fd, 0);
+    MAP(4096, PROT_READ, MAP_PRIVATE, fd, 0x7ffffffffffff000);
+    struct timespec no_time[2] = {{0, 2000000000}, {0, 0}}, unchanged[2] = {{0, UTIME_OMIT}, {0, UTIME_OMIT}};
+    SAY(utimensat(AT_FDCWD, "none", no_time, 0));
+    SAY(utimensat(AT_FDCWD, "none", unchanged, 0));
+    SAY(utimensat(AT_FDCWD, "file", no_time, 0));
+    SAY(setxattr("none", "user.a", "1", 1, 99));
+    SAY(readahead(fd, 0, -1));
+    SAY(fallocate(read_only, FALLOC_FL_UNSHARE_RANGE, 0, 10));
+    SAY(pwrite(fd, &wide, 10, 0x7fffffffffffffff));
+    SAY(pread(fd, &wide, 10, 0x7fffffffffffffff));
     SAY(lseek(fd, 0, 99));
     SAY(posix_fadvise(fd, 0, 0, 99));
     SAY(posix_fadvise(fd, 0, -1, 0));
@@ -639,6 +693,23 @@ static void blocks(void) {
         wrong += blocks_of(grows) != (i * 100 + 4095) / 4096 * 8;
     }
     SAY(wrong);
+}
+
+/* More than a pool of 256 MiB has nodes of its tree for at a time, and more than any file system has. */
+static void large_allocations(void) {
+    struct stat status;
+    int fd = open("f", O_RDWR | O_CREAT, 0644), other = make("other", "0123456789");
+    NEED(fd >= 0);
+    SAY(fallocate(fd, 0, 5000, 150 << 20));
+    SAY((fstat(fd, &status), status.st_size));
+    SAY(blocks_of(fd));
+    SAY(fallocate(other, 0, 0, 1L << 50));
+    SAY(fallocate(other, FALLOC_FL_KEEP_SIZE, 5000, 0x7fffffffffffffff - 5000));
+    SAY((fstat(other, &status), status.st_size));
+    SAY(blocks_of(other));
+    CHILD SAY(mkdir("after", 0755));
+    SAY(ftruncate(fd, 0));
+    SAY(blocks_of(fd));
 }
 
 static void zeroed_ranges(void) {
@@ -988,7 +1059,7 @@ static const struct {
     {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
     {"arguments", arguments}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
     {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
-    {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks},
+    {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks}, {"large_allocations", large_allocations},
     {"unnamed_files", unnamed_files}, {"unnamed_after_exec", unnamed_after_exec}, {"whiteouts", whiteouts},
     {"links_of_open_files", links_of_open_files}, {"after_exec_by_another", after_exec_by_another},
     {"links_of_others_files", links_of_others_files}, {"shared_directories", shared_directories},

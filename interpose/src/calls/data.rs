@@ -130,13 +130,13 @@ fn offset_and_flags(call: &Call) -> Result<(Option<u64>, i32), Errno> {
 
 /// `preadv2`
 pub fn preadv2(call: &Call) -> Answer {
-    let (file, (at, _)) = (call.file(0)?, offset_and_flags(call)?);
+    let (file, (at, _)) = (call.open_file(0)?, offset_and_flags(call)?);
     receive(file.handle(), at, Buffers::vector(call.arguments[1], call.arguments[2], Use::Target)?)
 }
 
 /// `pwritev2`
 pub fn pwritev2(call: &Call) -> Answer {
-    let (file, (at, flags)) = (call.file(0)?, offset_and_flags(call)?);
+    let (file, (at, flags)) = (call.open_file(0)?, offset_and_flags(call)?);
     let bytes =
         send(file.handle(), at, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)?;
     if flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
@@ -208,7 +208,8 @@ pub fn readahead(call: &Call) -> Answer {
     if mount().flags(file.handle()) & libc::O_ACCMODE == libc::O_WRONLY {
         return Err(Errno(libc::EBADF).into());
     }
-    if is_regular(file.handle())? { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
+    let is_range = call.arguments[2].cast_signed() >= 0;
+    if is_range && is_regular(file.handle())? { Ok(0) } else { Err(Errno(libc::EINVAL).into()) }
 }
 
 /// `fadvise64`: advice.

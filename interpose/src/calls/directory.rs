@@ -70,8 +70,7 @@ fn set_working_directory(target: Target<'_>) -> Result<u64, Errno> {
     let Target::Named(place, _) = target else { return Err(Errno(libc::ENOTDIR)) };
     let handle = mount().open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0, 0)?;
     let held = DescriptionRef::new(handle).inspect_err(|_| mount().close(handle))?;
-    let path = mount().path(handle)?;
-    mount().access(crate::mount::MountPath { dir: None, path: &path }, libc::X_OK, libc::AT_EACCESS)?;
+    mount().access(Target::Open(handle), libc::X_OK, libc::AT_EACCESS)?;
     paths::set_cwd(held).map(|()| 0)
 }
 
@@ -83,8 +82,7 @@ pub fn fchdir(call: &Call) -> Answer {
         if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFDIR {
             return Err(Errno(libc::ENOTDIR).into());
         }
-        let itself = crate::mount::MountPath { dir: Some(held.handle()), path: b"" };
-        mount().access(itself, libc::X_OK, libc::AT_EACCESS)?;
+        mount().access(Target::Open(held.handle()), libc::X_OK, libc::AT_EACCESS)?;
         return Ok(paths::set_cwd(held).map(|()| 0)?);
     }
     // SAFETY: the program's own call, which takes no memory.

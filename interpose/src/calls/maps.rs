@@ -10,7 +10,7 @@ use std::io::IoSliceMut;
 const PAGE: u64 = 4096;
 /// More than the address space of a program.
 const BYTES_MAX: u64 = 1 << 56;
-/// Flags that `MAP_SHARED_VALIDATE` accepts: the flags that are older than it, and `MAP_SYNC`.
+/// Flags that `MAP_SHARED_VALIDATE` accepts: the flags that are older than it.
 const VALID_FLAGS: i32 = libc::MAP_TYPE
     | libc::MAP_FIXED
     | libc::MAP_ANONYMOUS
@@ -26,8 +26,9 @@ const VALID_FLAGS: i32 = libc::MAP_TYPE
     | libc::MAP_FIXED_NOREPLACE
     | MAP_UNINITIALIZED
     | MAP_32BIT
-    | MAP_HUGE_MASK
-    | libc::MAP_SYNC;
+    | MAP_HUGE_MASK;
+/// Bits that `mmap` ignores and `mprotect` refuses for such memory.
+const IGNORED_PROTECTIONS: u64 = (libc::PROT_GROWSDOWN | libc::PROT_GROWSUP) as u64;
 const MAP_UNINITIALIZED: i32 = 0x400_0000;
 const MAP_32BIT: i32 = 0x40;
 #[allow(clippy::cast_possible_wrap, reason = "bits")]
@@ -56,6 +57,11 @@ fn check(call: &Call, file: Handle) -> Result<Request, Errno> {
     if length > BYTES_MAX {
         return Err(Errno(libc::ENOMEM));
     }
+    let status = mount().attributes(Target::Open(file))?;
+    let is_regular = u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+    if is_regular && offset > i64::MAX.cast_unsigned().saturating_sub(length) {
+        return Err(Errno(libc::EOVERFLOW));
+    }
     let shared = match flags & libc::MAP_TYPE {
         libc::MAP_SHARED => true,
         libc::MAP_SHARED_VALIDATE if flags & !VALID_FLAGS != 0 => return Err(Errno(libc::EOPNOTSUPP)),
@@ -67,9 +73,11 @@ fn check(call: &Call, file: Handle) -> Result<Request, Errno> {
     if access == libc::O_WRONLY || shared && writes && access == libc::O_RDONLY {
         return Err(Errno(libc::EACCES));
     }
-    let status = mount().attributes(Target::Open(file))?;
-    if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+    if !is_regular {
         return Err(Errno(libc::ENODEV));
+    }
+    if flags & libc::MAP_GROWSDOWN != 0 {
+        return Err(Errno(libc::EINVAL));
     }
     Ok(Request { shared, may_change: access != libc::O_RDONLY, inode: status.stx_ino })
 }
@@ -86,6 +94,13 @@ pub fn mmap(call: &Call) -> Answer {
         return Err(Errno(libc::EINVAL).into());
     }
     let file = call.open_file(4)?;
+    if flags & libc::MAP_FIXED != 0 && call.arguments[0] == 0 {
+        // The library cannot fill memory at the null address.
+        return Err(Errno(libc::EPERM).into());
+    }
+    if flags & libc::MAP_HUGETLB != 0 {
+        return Err(Errno(libc::EINVAL).into());
+    }
     let request = check(call, file.handle())?;
     if !request.shared {
         return copy(call, file.handle());
@@ -155,7 +170,7 @@ fn copy(call: &Call, file: Handle) -> Answer {
     let start = unsafe { raw::try_call(libc::SYS_mmap, &[address, length, writable, flags, u64::MAX, 0]) }?;
     let filled = fill(file, start, length, offset).and_then(|()| {
         // SAFETY: the mapping was made just now; the program asked for this protection.
-        unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection]) }
+        unsafe { raw::try_call(libc::SYS_mprotect, &[start, length, protection & !IGNORED_PROTECTIONS]) }
     });
     if let Err(errno) = filled {
         // SAFETY: the mapping was made just now, and no other code knows it.

@@ -185,6 +185,25 @@ fn how_at(address: u64, bytes: u64) -> Result<How, Errno> {
     Ok(how)
 }
 
+/// Whether the restrictions of a walk from outside the tree allow the way on which it came into the tree. What the kernel
+/// walks itself, it has refused before.
+fn may_enter(call: &Call, resolved: &paths::ResolvedPath, resolve: u64) -> Result<(), Errno> {
+    let path = memory::read_string(call.arguments[1], paths::PATH_BYTES_MAX)?;
+    if path.first() != Some(&b'/') {
+        return Ok(());
+    }
+    let by_magic_link = match resolved {
+        paths::ResolvedPath::Mount(dir, _) => dir.is_some(),
+        paths::ResolvedPath::Open(_) => true,
+        paths::ResolvedPath::Kernel => false,
+    };
+    if resolve & (libc::RESOLVE_NO_MAGICLINKS | libc::RESOLVE_NO_SYMLINKS) != 0 && by_magic_link {
+        return Err(Errno(libc::ELOOP));
+    }
+    // From the file system of `/` to the tree.
+    if resolve & libc::RESOLVE_NO_XDEV != 0 { Err(Errno(libc::EXDEV)) } else { Ok(()) }
+}
+
 /// `openat2`: a walk that is confined to a directory of ours never leaves the tree. A confined walk from a directory of
 /// the kernel into the tree fails as on a kernel without the call.
 pub fn openat2(call: &Call) -> Answer {
@@ -203,7 +222,7 @@ pub fn openat2(call: &Call) -> Answer {
         }
         // Errors of the structure come before errors of the path.
         let how = how?;
-        resolved?;
+        may_enter(call, &resolved?, how.resolve)?;
         return if confined { Err(Errno(libc::ENOSYS).into()) } else { open_path(call, at(0, 1), how) };
     };
     let how = how?;

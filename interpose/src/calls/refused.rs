@@ -1,5 +1,6 @@
 //! Calls that are refused, each with the errno of Linux for a file that lacks the operation.
 
+use crate::descriptors;
 use crate::dispatch::{Answer, Call};
 use crate::mount::Errno;
 
@@ -7,14 +8,28 @@ const fn refuse(number: i32) -> Answer {
     Err(crate::dispatch::Refusal::Errno(Errno(number)))
 }
 
+/// The refusal of a call on descriptors; EBADF if one of them is only a path (`O_PATH`).
+fn refuse_open(call: &Call, descriptors: &[usize], number: i32) -> Answer {
+    for argument in descriptors {
+        if descriptors::is_ours(call.int(*argument)) {
+            call.open_file(*argument)?;
+        }
+    }
+    refuse(number)
+}
+
 /// Calls on sockets.
 pub fn not_a_socket(call: &Call) -> Answer {
     // The program must see the library's own descriptors as closed.
-    call.file(0)?;
-    refuse(libc::ENOTSOCK)
+    refuse_open(call, &[0], libc::ENOTSOCK)
 }
 
-/// `epoll_ctl` on a regular file; `acct` on the mount.
+/// `epoll_ctl`
+pub fn epoll_ctl(call: &Call) -> Answer {
+    refuse_open(call, &[2], libc::EPERM)
+}
+
+/// `acct` on the mount.
 pub fn not_permitted(_call: &Call) -> Answer {
     refuse(libc::EPERM)
 }
@@ -29,9 +44,24 @@ pub fn not_supported(_call: &Call) -> Answer {
     refuse(libc::EOPNOTSUPP)
 }
 
-/// `splice` and `tee`.
-pub fn splice(_call: &Call) -> Answer {
-    refuse(libc::EINVAL)
+/// `getdents`, which no C library calls any more.
+pub fn getdents(call: &Call) -> Answer {
+    refuse_open(call, &[0], libc::EOPNOTSUPP)
+}
+
+/// `splice`
+pub fn splice(call: &Call) -> Answer {
+    refuse_open(call, &[0, 2], libc::EINVAL)
+}
+
+/// `tee`
+pub fn tee(call: &Call) -> Answer {
+    refuse_open(call, &[0, 1], libc::EINVAL)
+}
+
+/// `vmsplice`
+pub fn vmsplice(call: &Call) -> Answer {
+    refuse_open(call, &[0], libc::EINVAL)
 }
 
 /// `quotactl`

@@ -52,6 +52,6 @@ pub fn check(target: Target<'_>, size: i64) -> Result<(), Errno> {
 fn may_write(target: Target<'_>) -> bool {
     match target {
         Target::Open(file) => mount().flags(file) & libc::O_ACCMODE != libc::O_RDONLY,
-        Target::Named(place, _) => mount().access(place, libc::W_OK, libc::AT_EACCESS).is_ok(),
+        Target::Named(..) => mount().access(target, libc::W_OK, libc::AT_EACCESS).is_ok(),
     }
 }

@@ -34,7 +34,7 @@ pub fn at_mount(resolved: &ResolvedPath) -> Result<Option<CString>, Errno> {
 /// `bind` and `connect`: an address in the tree is replaced by that at the node's mount.
 pub fn name_socket(call: &Call) -> Answer {
     if descriptors::is_ours(call.int(0)) {
-        call.file(0)?;
+        call.open_file(0)?;
         return Err(Errno(libc::ENOTSOCK).into());
     }
     let length = call.arguments[2] as u32 as usize;

@@ -97,13 +97,7 @@ pub fn statx(call: &Call) -> Answer {
 
 fn access_path(call: &Call, argument: PathArgument, mode: i32, flags: i32) -> Answer {
     only(mode, libc::R_OK | libc::W_OK | libc::X_OK)?;
-    paths::serve(call, argument, |target| match target {
-        Target::Named(place, _) => mount().access(place, mode, flags).map(|()| 0),
-        Target::Open(file) => {
-            let path = mount().path(file)?;
-            mount().access(crate::mount::MountPath { dir: None, path: &path }, mode, flags).map(|()| 0)
-        }
-    })
+    paths::serve(call, argument, |target| mount().access(target, mode, flags).map(|()| 0))
 }
 
 /// `access`
@@ -184,23 +178,32 @@ pub fn fchownat(call: &Call) -> Answer {
 
 const NOW: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
 
-/// Two times at an address; a null address means now.
-fn times(address: u64, ns_per_unit: i64) -> Result<[libc::timespec; 2], Errno> {
-    if address == 0 {
-        return Ok([NOW; 2]);
-    }
-    let mut times = memory::read_value::<[libc::timespec; 2]>(address)?;
-    for time in &mut times {
-        let special = ns_per_unit == 1 && matches!(time.tv_nsec, libc::UTIME_NOW | libc::UTIME_OMIT);
-        if special {
-            continue;
-        }
-        if time.tv_nsec < 0 || time.tv_nsec >= 1_000_000_000 / ns_per_unit {
+/// Two times at an address, as they are; a null address means now.
+fn times_at(address: u64) -> Result<[libc::timespec; 2], Errno> {
+    if address == 0 { Ok([NOW; 2]) } else { memory::read_value(address) }
+}
+
+/// Two times in microseconds at an address; a null address means now.
+fn times_in_us(address: u64) -> Result<[libc::timespec; 2], Errno> {
+    let mut times = times_at(address)?;
+    for time in times.iter_mut().filter(|_| address != 0) {
+        if !(0..1_000_000).contains(&time.tv_nsec) {
             return Err(Errno(libc::EINVAL));
         }
-        time.tv_nsec *= ns_per_unit;
+        time.tv_nsec *= 1000;
     }
     Ok(times)
+}
+
+/// Changes the times, in nanoseconds, of a file that was found.
+fn change_times(target: Target<'_>, times: [libc::timespec; 2]) -> Result<u64, Errno> {
+    let special = |time: &libc::timespec| matches!(time.tv_nsec, libc::UTIME_NOW | libc::UTIME_OMIT);
+    if times.iter().any(|time| !special(time) && !(0..1_000_000_000).contains(&time.tv_nsec)) {
+        // An error of the path comes first.
+        mount().attributes(target)?;
+        return Err(Errno(libc::EINVAL));
+    }
+    mount().change(target, Change::Times(times)).map(|()| 0)
 }
 
 /// `utime`
@@ -216,18 +219,17 @@ pub fn utime(call: &Call) -> Answer {
 
 /// `utimes`
 pub fn utimes(call: &Call) -> Answer {
-    change_path(call, path(0), Change::Times(times(call.arguments[1], 1000)?))
+    change_path(call, path(0), Change::Times(times_in_us(call.arguments[1])?))
 }
 
 /// Changes the times of the open file, for calls with a null path.
 fn change_times_of_file(call: &Call, times: [libc::timespec; 2]) -> Answer {
-    mount().change(Target::Open(call.open_file(0)?.handle()), Change::Times(times))?;
-    Ok(0)
+    Ok(change_times(Target::Open(call.open_file(0)?.handle()), times)?)
 }
 
 /// `futimesat`; a null path means the descriptor.
 pub fn futimesat(call: &Call) -> Answer {
-    let times = times(call.arguments[2], 1000)?;
+    let times = times_in_us(call.arguments[2])?;
     if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
         return change_times_of_file(call, times);
     }
@@ -236,13 +238,16 @@ pub fn futimesat(call: &Call) -> Answer {
 
 /// `utimensat`; a null path means the descriptor, and allows no flags.
 pub fn utimensat(call: &Call) -> Answer {
-    let (flags, times) = (call.int(3), times(call.arguments[2], 1)?);
+    let (flags, times) = (call.int(3), times_at(call.arguments[2])?);
+    if times.iter().all(|time| time.tv_nsec == libc::UTIME_OMIT) {
+        return Ok(0);
+    }
     if call.arguments[1] == 0 && call.int(0) != libc::AT_FDCWD {
         only(flags, 0)?;
         return change_times_of_file(call, times);
     }
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
-    change_path(call, at(0, 1, flags), Change::Times(times))
+    paths::serve(call, at(0, 1, flags), |target| change_times(target, times))
 }
 
 /// `truncate`
@@ -253,7 +258,7 @@ pub fn truncate(call: &Call) -> Answer {
     }
     paths::serve(call, path(0), |target| {
         sizes::check(target, size)?;
-        mount().change(target, Change::Size(size)).map(|()| 0)
+        mount().change(target, Change::SizeByPath(size)).map(|()| 0)
     })
 }
 
@@ -289,14 +294,31 @@ fn give(value: &[u8], buffer: u64, room: u64) -> Result<u64, Errno> {
     Ok(value.len() as u64)
 }
 
-fn set_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
-    let [_, name, value, bytes, flags, _] = call.arguments;
-    if bytes > XATTR_BYTES_MAX {
-        return Err(Errno(libc::E2BIG));
+/// An attribute to be set.
+struct NewXattr {
+    name: Vec<u8>,
+    value: Vec<u8>,
+    flags: i32,
+}
+
+impl NewXattr {
+    /// Checks the arguments in the order of Linux's checks, all of which come before those of the file.
+    fn of(call: &Call) -> Result<Self, Errno> {
+        let [_, name, value, bytes, flags, _] = call.arguments;
+        let flags = flags as i32;
+        only(flags, libc::XATTR_CREATE | libc::XATTR_REPLACE)?;
+        let name = xattr_name(name)?;
+        if bytes > XATTR_BYTES_MAX {
+            return Err(Errno(libc::E2BIG));
+        }
+        let mut bytes = vec![0; bytes as usize];
+        memory::read_bytes(value, &mut bytes)?;
+        Ok(Self { name, value: bytes, flags })
     }
-    let mut bytes = vec![0; bytes as usize];
-    memory::read_bytes(value, &mut bytes)?;
-    mount().set_xattr(target, &xattr_name(name)?, &bytes, flags as i32).map(|()| 0)
+
+    fn set(&self, target: Target<'_>) -> Result<u64, Errno> {
+        mount().set_xattr(target, &self.name, &self.value, self.flags).map(|()| 0)
+    }
 }
 
 fn get_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
@@ -314,17 +336,20 @@ fn remove_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
 
 /// `setxattr`
 pub fn setxattr(call: &Call) -> Answer {
-    paths::serve(call, path(0), |target| set_xattr_of(call, target))
+    let new = NewXattr::of(call)?;
+    paths::serve(call, path(0), |target| new.set(target))
 }
 
 /// `lsetxattr`
 pub fn lsetxattr(call: &Call) -> Answer {
-    paths::serve(call, path(0).itself(), |target| set_xattr_of(call, target))
+    let new = NewXattr::of(call)?;
+    paths::serve(call, path(0).itself(), |target| new.set(target))
 }
 
 /// `fsetxattr`
 pub fn fsetxattr(call: &Call) -> Answer {
-    Ok(set_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
+    let new = NewXattr::of(call)?;
+    Ok(new.set(Target::Open(call.open_file(0)?.handle()))?)
 }
 
 /// `getxattr`

@@ -211,14 +211,13 @@ impl Mount for Tree {
                 let times = times.map(|time| TimeToSet { seconds: time.tv_sec, nanoseconds: time.tv_nsec });
                 vfs.utimens(subject, Some(times))
             }
-            Change::Size(size) => vfs.truncate(subject, size),
+            Change::Size(size) | Change::SizeByPath(size) => vfs.truncate(subject, size),
         })
     }
 
-    fn access(&self, place: MountPath<'_>, mode: i32, flags: i32) -> Result<()> {
+    fn access(&self, target: Target<'_>, mode: i32, flags: i32) -> Result<()> {
         let ids = if flags & libc::AT_EACCESS != 0 { AccessIds::Effective } else { AccessIds::Real };
-        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        self.on(Target::Named(place, follow), |vfs, subject| vfs.access(subject, mode, ids))
+        self.on(target, |vfs, subject| vfs.access(subject, mode, ids))
     }
 
     fn make(&self, place: MountPath<'_>, new: New<'_>) -> Result<()> {

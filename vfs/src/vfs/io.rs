@@ -20,7 +20,8 @@ const IO_FLAGS: c_int =
     libc::RWF_APPEND | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_HIPRI;
 
 /// Modes of `fallocate` that only Linux supports: their other errors are detected first.
-const LINUX_ALLOCATES: [c_int; 2] = [libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE];
+const LINUX_ALLOCATES: [c_int; 3] =
+    [libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE, libc::FALLOC_FL_UNSHARE_RANGE];
 
 impl<E: Engine> Vfs<E> {
     /// `read`, `readv`: reads at the offset, which moves.
@@ -51,7 +52,8 @@ impl<E: Engine> Vfs<E> {
         if flags & !IO_FLAGS != 0 || flags & libc::RWF_APPEND != 0 {
             return Err(Error::NotSupported);
         }
-        self.read_at(handle, offset_of(offset)?, into)
+        let all = into.iter().map(|slice| slice.len()).sum();
+        self.read_at(handle, start_of(offset, all)?, into)
     }
 
     /// `write`, `writev`: writes at the offset, or with `O_APPEND` at the end; the offset moves behind the written
@@ -84,7 +86,7 @@ impl<E: Engine> Vfs<E> {
         flags: c_int,
     ) -> Result<usize, Error> {
         let handle = file.writable()?;
-        let offset = offset_of(offset)?;
+        let offset = start_of(offset, from.iter().map(|slice| slice.len()).sum())?;
         if flags & !IO_FLAGS != 0 {
             return Err(Error::NotSupported);
         }
@@ -234,7 +236,7 @@ impl<E: Engine> Vfs<E> {
         if from.inode == to.inode && start.abs_diff(end) < bytes as u64 {
             return Err(Error::Invalid);
         }
-        let (start, end) = (offset_of(start)?, offset_of(end)?);
+        let (start, end) = (start_of(start, 0)?, start_of(end, 0)?);
         let status = (to.flags(), 0);
         let copied = copy_pieces(
             bytes,
@@ -304,8 +306,11 @@ fn readable(file: &File) -> Result<Handle, Error> {
     if file.file_type == FileType::Directory { Err(Error::IsDirectory) } else { Ok(handle) }
 }
 
-fn offset_of(offset: i64) -> Result<u64, Error> {
-    u64::try_from(offset).map_err(|_| Error::Invalid)
+/// Where a range of so many bytes begins; it may not end beyond the largest offset.
+fn start_of(offset: i64, bytes: usize) -> Result<u64, Error> {
+    let start = u64::try_from(offset).map_err(|_| Error::Invalid)?;
+    let ends = i64::try_from(bytes).is_ok_and(|bytes| offset.checked_add(bytes).is_some());
+    if ends { Ok(start) } else { Err(Error::Invalid) }
 }
 
 /// The first `left` bytes of the slices.
