@@ -252,6 +252,12 @@ fn holes_are_no_blocks() {
     same(&["blocks"]);
 }
 
+/// Also after one that fails, other programs find space.
+#[test]
+fn large_ranges_are_reserved() {
+    same(&["large_allocations"]);
+}
+
 /// The kernel's file system in memory has no such mode: this is what its others print.
 const ZEROED: &str = "\
 fallocate(fd, FALLOC_FL_ZERO_RANGE, 1000, 5000): 0

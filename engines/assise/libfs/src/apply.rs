@@ -1,9 +1,9 @@
 //! The effect of each record on the attributes of the inodes that it names. The rules are those by which a digest
 //! applies the record to the shared area, so that attributes are the same before and after the digest.
 
-use format::InodeNumber;
 use format::node::InodeItem;
 use format::record::{CreateBody, FileType, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, SetAttrBody};
+use format::{BLOCK_BYTES, InodeNumber};
 use vfs::Caller;
 use vfs::access;
 use vfs::engine::Attributes;
@@ -84,6 +84,10 @@ pub(crate) fn write(item: &mut InodeItem, credential: &Caller, end: u64, time_ns
 /// Applies a new size.
 pub(crate) fn truncate(item: &mut InodeItem, credential: &Caller, size: u64, time_ns: i64) {
     clear_set_ids(item, credential);
+    if size < item.size.get() {
+        // Nothing stays beyond the new end, reserved blocks neither.
+        item.blocks.set(item.blocks.get().min(size.div_ceil(BLOCK_BYTES as u64)));
+    }
     item.size = U64::new(size);
     contents_changed(item, time_ns);
 }

@@ -232,7 +232,7 @@ impl Engine for LibFs {
         offset: u64,
         bytes: u64,
     ) -> Result<()> {
-        self.run(|state| state.allocate(caller, handle, what, (offset, bytes)))
+        self.allocate_range(caller, handle, what, offset..offset + bytes)
     }
 
     fn extents(&self, handle: Handle, offset: u64, what: Extent) -> Result<u64> {

@@ -14,6 +14,7 @@ pub mod session;
 pub mod share;
 pub mod socket;
 
+mod allocate;
 mod apply;
 mod attributes;
 mod calls;
