@@ -146,6 +146,28 @@ fn records_after_one_to_a_file_without_a_name_are_not_lost() {
     assert_eq!(daemon.usage().inodes, 2);
 }
 
+/// A session has no more references than `references_max`; one that it releases makes place for another.
+#[test]
+fn a_session_has_a_limited_number_of_references() {
+    let (_recorder, daemon) = fresh();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let files: Vec<_> = (0..=tiny().references_max)
+        .map(|number| one.create(ROOT, number.to_string().as_bytes(), FILE | 0o644).0)
+        .collect();
+    one.digest(true).unwrap();
+    let (last, others) = files.split_last().unwrap();
+    for file in others {
+        one.open(*file, 1, LEASE_READ).unwrap();
+    }
+    assert_eq!(one.open(*last, 1, LEASE_READ).map(|_| ()), Err(Status::Limit));
+    one.open(others[0], 2, LEASE_READ).expect("another right to a file that is open");
+    one.close(others[0], 0);
+    one.open(*last, 1, LEASE_READ).unwrap();
+    assert_eq!(daemon.references(), others.len());
+    assert!(daemon.terminations().is_empty());
+}
+
 /// More files without a name than the open table has places, and than `references_max`: all of them are kept.
 #[test]
 fn open_files_without_a_name_are_kept_however_many() {
