@@ -2,7 +2,7 @@
 //! told before it starts, since its calls would find nothing where the tree is.
 
 use object::Endianness;
-use object::elf::{FileHeader64, PT_INTERP};
+use object::elf::{EM_X86_64, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use std::env;
 use std::ffi::OsStr;
@@ -27,10 +27,8 @@ pub fn cannot_see_the_tree(program: &OsStr) -> Option<String> {
         "runs as another user or group than the one that starts it"
     } else if head.starts_with(b"\x7fELF\x01") {
         "is a 32-bit program"
-    } else if is_static(&head)? {
-        "is statically linked"
     } else {
-        return None;
+        misfit(&head)?
     };
     Some(format!("{} {why}", path.display()))
 }
@@ -65,10 +63,21 @@ fn interpreted(path: PathBuf) -> Option<(PathBuf, Vec<u8>)> {
     Some((interpreter, head))
 }
 
-/// Whether a program of this machine names no loader; none if it is no such program.
-fn is_static(head: &[u8]) -> Option<bool> {
+/// The loader of the C library for which the library is made.
+const LOADER: &[u8] = b"ld-linux-x86-64.so.2";
+
+/// Why the library cannot be loaded into a 64-bit program; none if it can, or if the file is no such program.
+fn misfit(head: &[u8]) -> Option<&'static str> {
     let header = FileHeader64::<Endianness>::parse(head).ok()?;
     let endian = header.endian().ok()?;
+    if header.e_machine(endian) != EM_X86_64 {
+        return Some("is for another processor");
+    }
     let segments = header.program_headers(endian, head).ok()?;
-    Some(!segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP))
+    let loader = segments.iter().find_map(|segment| segment.interpreter(endian, head).transpose());
+    match loader.transpose().ok()? {
+        None => Some("is statically linked"),
+        Some(loader) if !loader.ends_with(LOADER) => Some("is for another C library than glibc"),
+        Some(_) => None,
+    }
 }

@@ -188,6 +188,25 @@ fn a_library_that_other_users_cannot_reach_is_told() {
     assert!(errors(&run).contains(&format!("cannot reach {},", home.display())), "{}", errors(&run));
 }
 
+/// A program with another loader, whose name is no longer.
+fn with_loader(program: &[u8], loader: &[u8]) -> Vec<u8> {
+    let glibc = b"/lib64/ld-linux-x86-64.so.2";
+    let at = program.windows(glibc.len()).position(|part| part == glibc).unwrap();
+    let mut changed = program.to_vec();
+    changed[at..at + glibc.len()].fill(0);
+    changed[at..at + loader.len()].copy_from_slice(loader);
+    changed
+}
+
+/// The head of a program for ARM; what a shell makes of the rest, which the kernel does not run, is no matter.
+fn of_another_processor() -> Vec<u8> {
+    let mut head = vec![0; 64];
+    head[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    head[18] = 183;
+    head.extend(b"\nexit 0\n");
+    head
+}
+
 /// A program into which the library is not loaded would find nothing where the tree is.
 #[test]
 fn a_program_that_cannot_see_the_tree_is_told() {
@@ -215,6 +234,16 @@ fn a_program_that_cannot_see_the_tree_is_told() {
     }
     assert_eq!(said(&usual), "");
     assert_eq!(said("true"), "", "found by PATH");
+    for (name, contents, why) in [
+        ("musl", with_loader(&fs::read(&usual).unwrap(), b"/lib/ld-musl-x86_64.so.1"), "another C library"),
+        ("arm", of_another_processor(), "another processor"),
+    ] {
+        let program = node.dir.path().join(name);
+        fs::write(&program, contents).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let said = errors(&node.hearth(&["run", "--", program.to_str().unwrap()]));
+        assert!(said.contains(&format!("{} is for {why}", program.display())), "{said}");
+    }
     if rustix::process::geteuid().is_root() {
         rustix::fs::chown(&*usual, Some(rustix::fs::Uid::from_raw(1)), None).unwrap();
         fs::set_permissions(&usual, fs::Permissions::from_mode(0o4755)).unwrap();
