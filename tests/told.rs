@@ -105,6 +105,25 @@ fn a_mount_in_use_is_not_taken_away_unless_by_force() {
     assert_eq!(json(&node.hearth(&["status", "--json"]))["mount"], "nothing");
 }
 
+/// The commands that a program under `hearth run` starts do not use the library themselves.
+#[test]
+fn a_mount_is_made_and_taken_away_from_a_program_of_the_tree() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    let script = "for _ in 1 2; do $HEARTH mount --dir $DIR && $HEARTH umount --force --dir $DIR || exit 1; done; echo $?";
+    let script = script.replace("$HEARTH", &node.program()).replace("$DIR", node.dir());
+    let output = node.hearth(&["run", "--", "sh", "-c", &script]);
+    output.expect_success();
+    node.hearth(&["down"]).expect_success();
+    let start = format!("{} start --dir {}", node.program(), node.dir());
+    node.hearth(&["run", "--", "sh", "-c", &start]).expect_success();
+    assert_eq!(node.sh("echo kept > $T/file; cat $T/file").expect_success(), "kept\n");
+    let mapped = fs::read_to_string(format!("/proc/{}/maps", node.daemon())).unwrap();
+    assert!(!mapped.contains("libhearth"), "a daemon does not use the library");
+}
+
 #[test]
 fn down_takes_a_mount_away_that_nobody_uses() {
     if !harness::can_mount() {

@@ -443,6 +443,12 @@ struct Measure {
 
 /// Does what was asked, and says on standard error why it could not.
 pub fn run(arguments: Arguments) -> ExitCode {
+    if !matches!(arguments.command, Command::Run(_) | Command::Within(_) | Command::Measure(_))
+        && let Some(why) = run::leave_the_tree()
+    {
+        say::aside(format_args!("hearth: cannot leave the tree of hearth run: {why}"));
+        return ExitCode::from(FAILED);
+    }
     let done = match arguments.command {
         Command::Up(up) => up::run(&up),
         Command::Down(down) => down::run(&down),

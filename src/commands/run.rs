@@ -8,12 +8,13 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::health;
 use crate::mountpoint;
-use crate::process::Process;
+use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
 use crate::status::reach;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
@@ -24,6 +25,8 @@ use std::time::Duration;
 const ENVIRONMENT_AT: &str = "HEARTH_AT";
 /// The same for the program itself, as a part of what is promised to it.
 const ENVIRONMENT_TREE: &str = "HEARTH_TREE";
+/// The variable by which the library hands open files to the next program.
+const ENVIRONMENT_INHERIT: &str = "HEARTH_INHERIT";
 /// The variable that says where the tree is mounted, if it is.
 const ENVIRONMENT_MOUNT: &str = "HEARTH_MOUNT";
 /// The variable by which a program that `run --standby` started is known, which ends when it is asked to.
@@ -162,6 +165,35 @@ fn outer_tree(node: &Node, at: &Path) -> Option<PathBuf> {
     let loaded = env::var_os("LD_PRELOAD").is_some_and(|all| all.display().to_string().contains(LIBRARY));
     let same = socket == node.socket && outer == at;
     (loaded && !same).then(|| outer.into())
+}
+
+/// Runs this program anew without the library, if a program under `hearth run` has started it: a daemon or a mount must not use
+/// the tree that it serves, and the kernel finds no mount where the library shows the tree. Returns only to say why it cannot.
+pub(super) fn leave_the_tree() -> Option<std::io::Error> {
+    let preload = env::var_os("LD_PRELOAD")?;
+    let all = preload.as_encoded_bytes().split(|byte| matches!(byte, b':' | b' ')).map(OsStr::from_bytes);
+    let (ours, others): (Vec<_>, Vec<_>) =
+        all.filter(|one| !one.is_empty()).partition(|one| Path::new(one).ends_with(LIBRARY));
+    if ours.is_empty() {
+        return None;
+    }
+    let mut command = this_program();
+    command.args(env::args_os().skip(1));
+    // A library that serves the tree restores what is missing in the environment of the next program. So the first exec only
+    // tells it to serve none, and the next one removes it.
+    if env::var_os(ENVIRONMENT_SOCKET).is_some_and(|socket| !socket.is_empty()) {
+        return Some(command.env(ENVIRONMENT_SOCKET, "").exec());
+    }
+    for variable in
+        [ENVIRONMENT_SOCKET, ENVIRONMENT_AT, ENVIRONMENT_MOUNT, ENVIRONMENT_TREE, ENVIRONMENT_INHERIT]
+    {
+        command.env_remove(variable);
+    }
+    match others.is_empty() {
+        true => command.env_remove("LD_PRELOAD"),
+        false => command.env("LD_PRELOAD", others.join(OsStr::new(":"))),
+    };
+    Some(command.exec())
 }
 
 /// `hearth within`: runs the command as it is seen from inside.
