@@ -111,19 +111,20 @@ impl Process {
     /// # Errors
     /// It may not be signalled, or lives on after `limit`.
     pub fn end(&self, signal: Signal, limit: Duration) -> Result<()> {
-        self.end_with_notice(signal, limit, limit, || ())
+        self.end_with_notice(signal, (limit, limit), || (), || false)
     }
 
-    /// The same; `tell` is called if the process lives on after `soon`.
+    /// The same; `tell` is called if the process lives on after `soon`. From [`HOPELESS`] later on the wait ends as soon as
+    /// `is_hopeless`.
     ///
     /// # Errors
     /// As of [`Self::end`].
     pub fn end_with_notice(
         &self,
         signal: Signal,
-        limit: Duration,
-        soon: Duration,
+        (soon, limit): (Duration, Duration),
         tell: impl FnOnce(),
+        is_hopeless: impl Fn() -> bool,
     ) -> Result<()> {
         let pid = self.pid();
         let gone = |why: rustix::io::Errno| match why {
@@ -141,16 +142,25 @@ impl Process {
                 .map(|count| count > 0)
                 .map_err(|why| Error::new(format!("cannot wait for process {pid}: {why}")))
         };
+        let soon = if is_hopeless() { soon.min(HOPELESS) } else { soon };
         if ends_within(soon.min(limit))? {
             return Ok(());
         }
         tell();
-        if ends_within(limit.saturating_sub(soon))? {
-            return Ok(());
+        let mut waited = soon;
+        while waited < limit && !(waited >= soon + HOPELESS && is_hopeless()) {
+            let step = HOPELESS.min(limit - waited);
+            if ends_within(step)? {
+                return Ok(());
+            }
+            waited += step;
         }
-        Err(Error::new(format!("process {pid} did not end within {} s", limit.as_secs())))
+        Err(Error::new(format!("process {pid} did not end within {} s", waited.as_secs())))
     }
 }
+
+/// How long a process that cannot end is waited for before that is told and again after it, and how often it is looked at.
+const HOPELESS: Duration = Duration::from_millis(1500);
 
 /// A command that runs the program of this process, the same version of it also after another one was installed in its place.
 pub fn this_program() -> Command {

@@ -250,6 +250,10 @@ fn a_daemon_that_does_not_answer_is_told_with_the_way_out() {
     assert!(down.wait().unwrap().success());
     node.hearth(&["start"]).expect_success();
     signal(node.daemon(), Signal::STOP);
+    // While it stands, an orderly end is given up long before one that waits for a digest.
+    let down = node.hearth(&["down"]);
+    assert_eq!(down.status.code(), Some(2));
+    assert!(errors(&down).contains("did not end within 3 s: hearth down --hard"), "{}", errors(&down));
     node.hearth(&["down", "--hard"]).expect_success();
     node.hearth(&["start"]).expect_success();
     assert_eq!(node.sh("cat $T/file").expect_success(), "kept\n");

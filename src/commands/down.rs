@@ -5,6 +5,7 @@ use super::mount::{UnmountResult, take_away};
 use crate::chain::{self, waiting::Parts};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
+use crate::health::{self, NodeHealth};
 use crate::process::{Process, with_environment, with_mapping};
 use crate::say::{self, quoted};
 use rustix::process::Signal;
@@ -109,8 +110,12 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
 
 /// Ends a keeper or a daemon with everything digested, and says what it waits for when that takes long.
 fn end_in_order(cluster: &Cluster, node: &Node, process: &Process) -> Result<()> {
-    let ended =
-        process.end_with_notice(Signal::TERM, ORDERLY, NOTICE, || tell_waiting(cluster, node, process));
+    let ended = process.end_with_notice(
+        Signal::TERM,
+        (NOTICE, ORDERLY),
+        || tell_waiting(cluster, node, process),
+        || stopped(cluster, node, process).is_some(),
+    );
     ended.map_err(|why| {
         let hard = hard(cluster);
         Error::new(format!("{why}: {hard}, and what programs wrote is digested by the next start"))
@@ -122,20 +127,40 @@ fn hard(cluster: &Cluster) -> String {
     format!("hearth down --hard --dir {} ends it at once", quoted(&cluster.dir))
 }
 
+/// The process of a node that keeps a process of it from ending, because it is stopped.
+fn stopped(cluster: &Cluster, node: &Node, process: &Process) -> Option<Process> {
+    let daemon = Process::load(&cluster.pid_file(node));
+    daemon.into_iter().chain([*process]).find(Process::is_stopped)
+}
+
+/// Whether the daemon of a node takes nothing that its mount has to write back: it is stopped or has failed.
+pub(super) fn takes_nothing(cluster: &Cluster, node: &Node) -> bool {
+    if Process::load(&cluster.pid_file(node)).is_some_and(|daemon| daemon.is_stopped()) {
+        return true;
+    }
+    match health::look(cluster, node) {
+        NodeHealth::Answers(status) => status.stopped,
+        NodeHealth::Down => true,
+        NodeHealth::Silent(_) | NodeHealth::Starting { .. } | NodeHealth::Unknown(_) => false,
+    }
+}
+
 /// Says why a process of a node has not ended yet: it is stopped, or the daemon is, or the daemon digests.
 pub(super) fn tell_waiting(cluster: &Cluster, node: &Node, process: &Process) {
-    let stands = |process: &Process| {
-        let pid = process.pid();
-        format!("process {pid} is stopped and cannot end: kill -CONT {pid} lets it go on")
-    };
-    let daemon = Process::load(&cluster.pid_file(node));
-    let waits = daemon.iter().chain([process]).find(|process| process.is_stopped()).map_or_else(
-        || {
+    let waits = match stopped(cluster, node, process) {
+        Some(stopped) => {
+            let pid = stopped.pid();
+            format!("process {pid} is stopped and cannot end: kill -CONT {pid} lets it go on")
+        }
+        None if takes_nothing(cluster, node) => {
+            format!("process {} waits for the daemon, which has failed", process.pid())
+        }
+        None => {
+            let daemon = Process::load(&cluster.pid_file(node));
             let pid = daemon.as_ref().unwrap_or(process).pid();
             format!("waiting for process {pid}, which digests what programs wrote")
-        },
-        stands,
-    );
+        }
+    };
     say::aside(format_args!("hearth: node {}: {waits}; {}", node.number, hard(cluster)));
 }
 

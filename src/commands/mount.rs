@@ -1,6 +1,6 @@
 //! `hearth mount` and `hearth umount`: the gateway, a process of its own that shows the tree to every program.
 
-use super::down::{NOTICE, tell_waiting};
+use super::down::{NOTICE, takes_nothing, tell_waiting};
 use super::up::{alone, say_ready, wait_until_ready};
 use super::{Mount, Umount, standby};
 use crate::chain::waiting::Parts;
@@ -148,7 +148,12 @@ pub(super) fn take_away(cluster: &Cluster, node: &Node, force: bool) -> Result<U
             }
         }
         // It ends by itself when its mount is gone.
-        process.end_with_notice(Signal::TERM, UNMOUNT, NOTICE, || tell_waiting(cluster, node, &process))?;
+        process.end_with_notice(
+            Signal::TERM,
+            (NOTICE, UNMOUNT),
+            || tell_waiting(cluster, node, &process),
+            || takes_nothing(cluster, node),
+        )?;
     } else if mountpoint::stand(cluster, node) == Stand::DeadMount {
         gateway::detach(&tree).map_err(of_gateway)?;
     } else {
