@@ -84,7 +84,7 @@ fn a_mount_in_use_is_not_taken_away_unless_by_force() {
     node.hearth(&["mount"]).expect_success();
     assert_eq!(json(&node.hearth(&["status", "--json"]))["mount"], "tree");
     let gateway = fs::read_to_string(format!("{}/node-1/gateway.pid", node.dir())).unwrap();
-    let named = format!("  the mount, process {}: log ", gateway.split(' ').next().unwrap());
+    let named = format!("  the mount, process {}: update log of ", gateway.split(' ').next().unwrap());
     let said = String::from_utf8(node.hearth(&["status"]).stdout).unwrap();
     assert!(said.contains(&named), "{named} in {said}");
     let mut writer = fs::File::create(node.path("file")).unwrap();

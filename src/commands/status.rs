@@ -248,8 +248,7 @@ fn print_serving(status: &NodeStatus, gateway: Option<i32>) {
             format!("process {} of user {}", program.pid, program.uid)
         };
         say::line(format_args!(
-            "  {name}: log {} of {} KiB, {}",
-            program.log,
+            "  {name}: update log of {} KiB, {}",
             program.log_bytes >> 10,
             count(program.leases, "lease")
         ));
