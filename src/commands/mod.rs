@@ -42,7 +42,10 @@ The first five minutes:
 
 `run` loads a library into a program, which then works on the tree at the speed of memory. The mount, which `up` makes where it
 may, is slower, and shows the tree to every program, static ones too; programs under `run` that map files use it for those.
-docs/semantics.md says more.";
+docs/semantics.md says more.
+
+`up` starts the parts of a node itself. Under another supervisor they run in the foreground: `hearth help serve`, `hearth help
+manager`.";
 
 /// Keeps a program's files in durable memory on the machine where it runs.
 #[derive(Debug, Parser)]
@@ -88,10 +91,13 @@ enum Command {
     /// Print what a pool holds, in words
     Inspect(PoolFolder),
     /// Keep a node up in the foreground: run its daemon, and start it again when it dies (`up` does this for you)
+    #[command(hide = true)]
     Serve(OneNode),
     /// Run a node's daemon in the foreground, with no keeper; the socket may come as standard input
+    #[command(hide = true)]
     Daemon(DaemonArguments),
     /// Run the embedded cluster manager in the foreground: for clusters of several nodes
+    #[command(hide = true)]
     Manager(manager::Arguments),
     /// Show the state of the cluster manager, or expel a member
     #[command(subcommand)]
