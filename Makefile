@@ -127,7 +127,7 @@ prove-cluster:
 	    -- --nocapture \
 	 ) 2>&1 | scripts/sum-tests
 
-# Connections on every bed, a thousand fences, strangers at the door.
+# Connections on every bed, a thousand fences, strangers at a listener.
 prove-transport:
 	@( HEARTH_PROVE=1 scripts/check tests cargo test --release -p transport --no-fail-fast --locked -- --nocapture; \
 	   HEARTH_PROVE=1 scripts/check verbs scripts/verbs \

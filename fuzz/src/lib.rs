@@ -1,4 +1,4 @@
-//! What each fuzz target does with its input; one function a decoder of `format`. The same functions run in
+//! The body of each fuzz target: one function for each decoder of `format`. The same functions run in
 //! `make test` over the committed seeds and fixed random changes of them (`tests/fuzz.rs`).
 //!
 //! A decoder must give a value or an error for any input. What it accepts must be within its own bounds, and a
@@ -42,7 +42,7 @@ pub type Body = fn(&[u8]);
 pub const TARGETS: [(&str, Body); 18] = [
     ("call", call),
     ("cluster", cluster),
-    ("door", door),
+    ("listener", listener),
     ("envelope", envelope),
     ("identity", identity),
     ("ledger", ledger),
@@ -60,7 +60,7 @@ pub const TARGETS: [(&str, Body); 18] = [
     ("wire", wire),
 ];
 
-/// A frame with envelope and checksum made right, whatever stood there; `None` if it is no frame at all.
+/// A frame with envelope and checksum made right; `None` if it is too short.
 pub fn sealed(salt: Salt, frame: &[u8]) -> Option<Vec<u8>> {
     let mut frame = frame.to_vec();
     let payload_bytes = u32::try_from(frame.len().checked_sub(HEADER_BYTES)?).ok()?;
@@ -299,7 +299,7 @@ pub fn root(bytes: &[u8]) {
     assert!(Root::decode(&slot, pool).is_err(), "a changed root was accepted");
 }
 
-/// Input: number of the page, blocks of the map, page; what is missing of the page is zero.
+/// Input: number of the page, blocks of the map, page; missing bytes of the page are zero.
 pub fn map(bytes: &[u8]) {
     let Ok((page, rest)) = U32::read_from_prefix(bytes) else { return };
     let Ok((blocks, rest)) = U32::read_from_prefix(rest) else { return };
@@ -331,7 +331,7 @@ pub fn message(bytes: &[u8]) {
     }
 }
 
-/// Input: block number, node; what is missing of the node is zero.
+/// Input: block number, node; missing bytes of the node are zero.
 pub fn node(bytes: &[u8]) {
     let Ok((block, rest)) = Block::read_from_prefix(bytes) else { return };
     let mut page = [0; BLOCK_BYTES];
@@ -391,8 +391,8 @@ pub fn call(bytes: &[u8]) {
     assert!(rest_bytes.is_ok_and(|rest| rest <= body.len()) || rest_bytes.is_err());
 }
 
-/// Input: what somebody says at the door, and what comes with a connection.
-pub fn door(bytes: &[u8]) {
+/// Input: a message to a listener, and a connection request.
+pub fn listener(bytes: &[u8]) {
     let mut stream = bytes;
     while let Ok(Some((kind, body))) = ControlHead::decode(stream) {
         let whole = size_of::<ControlHead>() + body.len();
@@ -418,7 +418,7 @@ pub fn door(bytes: &[u8]) {
         assert!(fits != Ok(false), "a body was read as another");
         stream = &stream[whole..];
     }
-    // What is neither an error nor a message is still short.
+    // An incomplete message is short.
     assert!(ControlHead::decode(stream) != Ok(None) || stream.len() < CONTROL_MESSAGE_MAX);
     if let Ok(entry) = WireConnectToken::decode(bytes) {
         assert_eq!(entry.as_bytes(), &bytes[..size_of::<WireConnectToken>()]);

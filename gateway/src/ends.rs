@@ -18,17 +18,17 @@ use vfs::Error;
 use vfs::engine::Handle;
 
 #[derive(Default)]
-struct State {
+struct EndsState {
     ends: BTreeMap<InodeNumber, u64>,
     cuts: u64,
 }
 
 /// Lower bounds of the ends that the kernel knows.
-pub(crate) struct Ends(Lock<State>);
+pub(crate) struct Ends(Lock<EndsState>);
 
 impl Ends {
     pub(crate) fn new(host: Arc<dyn Host>) -> Self {
-        Self(Lock::new(host, State::default()))
+        Self(Lock::new(host, EndsState::default()))
     }
 
     /// Whether the kernel knows that the file ends at `end` or later.

@@ -30,19 +30,19 @@ struct Holder {
 }
 
 #[derive(Default)]
-struct State {
+struct FilesState {
     files: BTreeMap<u64, Arc<OpenFile>>,
     holders: BTreeMap<(InodeNumber, u64), Holder>,
     flocked: BTreeSet<Handle>,
 }
 
 pub(crate) struct Files {
-    state: Lock<State>,
+    state: Lock<FilesState>,
 }
 
 impl Files {
     pub(crate) fn new(host: Arc<dyn Host>) -> Self {
-        Self { state: Lock::new(host, State::default()) }
+        Self { state: Lock::new(host, FilesState::default()) }
     }
 
     pub(crate) fn add(&self, file: OpenFile) {

@@ -22,7 +22,7 @@ const CROWDED: u32 = 1;
 const OVER: u32 = 2;
 
 #[derive(Default)]
-struct Told {
+struct LookupCounts {
     /// Number of lookups of each inode.
     counts: BTreeMap<InodeNumber, u64>,
     /// The largest number of inodes so far.
@@ -35,7 +35,7 @@ struct Told {
 
 pub(crate) struct Nodes {
     host: Arc<dyn Host>,
-    told: Lock<Told>,
+    told: Lock<LookupCounts>,
     /// Above this number the kernel is asked to forget some.
     count_max: usize,
     /// Whether a thread has to ask the kernel.
@@ -44,7 +44,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) fn new(host: Arc<dyn Host>, count_max: usize) -> Self {
-        let told = Lock::new(host.clone(), Told::default());
+        let told = Lock::new(host.clone(), LookupCounts::default());
         Self { host, told, count_max, crowded: Word::new(ROOM) }
     }
 

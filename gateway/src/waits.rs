@@ -62,7 +62,7 @@ impl Wake for Waiter {
 }
 
 #[derive(Default)]
-struct State {
+struct WaitsState {
     waiting: BTreeMap<u64, Arc<Waiter>>,
     early: VecDeque<u64>,
     over: bool,
@@ -71,14 +71,14 @@ struct State {
 /// All waiting requests of a mount.
 pub(crate) struct Waits {
     host: Arc<dyn Host>,
-    state: Lock<State>,
+    state: Lock<WaitsState>,
     count: Word,
     count_max: usize,
 }
 
 impl Waits {
     pub(crate) fn new(host: Arc<dyn Host>, count_max: usize) -> Self {
-        let state = Lock::new(host.clone(), State::default());
+        let state = Lock::new(host.clone(), WaitsState::default());
         Self { host, state, count: Word::new(0), count_max }
     }
 

@@ -8,12 +8,13 @@ use crate::rules::File;
 use crate::source::Source;
 
 /// Folders (with a slash at the end) and files whose prose keeps the rules. Entries are added, never removed.
-pub const REWRITTEN: [&str; 31] = [
+pub const REWRITTEN: [&str; 32] = [
     "engines/assise/area/",
     "engines/assise/ccnvm/",
     "engines/assise/libfs/",
     "engines/assise/mirror/",
     "engines/assise/sharedfs/",
+    "fuzz/",
     "gateway/",
     "interpose/",
     "sim/",
@@ -81,19 +82,11 @@ const BARE_NAMES: [&str; 21] = [
 
 /// Names that are not changed yet: public ones with users in packages outside the list, and those of packages of which
 /// only the comments were rewritten.
-const NAMES_IN_USE: [(&str, &str); 18] = [
+const NAMES_IN_USE: [(&str, &str); 10] = [
     ("engines/assise/libfs/", "Given"),
-    ("engines/assise/libfs/", "Held"),
-    ("engines/assise/libfs/", "Known"),
-    ("engines/assise/libfs/", "Lifeline"),
-    ("engines/assise/libfs/", "Place"),
     ("engines/assise/libfs/", "State"),
-    ("engines/assise/libfs/", "Taken"),
     ("engines/assise/sharedfs/", "Core"),
     ("engines/assise/sharedfs/", "State"),
-    ("gateway/", "Done"),
-    ("gateway/", "State"),
-    ("gateway/", "Told"),
     ("substrate/cluster/", "Done"),
     ("substrate/cluster/", "Party"),
     ("substrate/cluster/", "Place"),

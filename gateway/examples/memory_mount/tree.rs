@@ -26,7 +26,7 @@ pub(crate) struct Tree {
     next: u64,
 }
 
-type Done = Result<bool, i32>;
+type CallResult = Result<bool, i32>;
 
 fn wrong(_: vfs::Error) -> i32 {
     libc::EINVAL
@@ -95,7 +95,7 @@ impl Tree {
         true
     }
 
-    fn serve(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn serve(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         match header.opcode {
             opcode::LOOKUP => self.lookup(header, body, answer),
             opcode::FORGET => {
@@ -154,7 +154,7 @@ impl Tree {
         self.node(directory)?.children.get(name).copied().ok_or(libc::ENOENT)
     }
 
-    fn entry(&mut self, number: u64, answer: &mut Vec<u8>) -> Done {
+    fn entry(&mut self, number: u64, answer: &mut Vec<u8>) -> CallResult {
         let node = self.node(number)?;
         node.lookups += 1;
         let (attr, valid) = (node.attr, VALID_SECONDS);
@@ -164,13 +164,13 @@ impl Tree {
         Ok(true)
     }
 
-    fn attributes(&mut self, number: u64, answer: &mut Vec<u8>) -> Done {
+    fn attributes(&mut self, number: u64, answer: &mut Vec<u8>) -> CallResult {
         let attr = self.node(number)?.attr;
         put(answer, &AttrOut { attr, valid: VALID_SECONDS, ..AttrOut::default() });
         Ok(true)
     }
 
-    fn lookup(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn lookup(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let name = body.string().map_err(wrong)?;
         match self.child(header.node, name) {
             Ok(number) => self.entry(number, answer),
@@ -195,7 +195,7 @@ impl Tree {
         self.drop_if_gone(number);
     }
 
-    fn setattr(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn setattr(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let fields: SetattrIn = body.take().map_err(wrong)?;
         let node = self.node(header.node)?;
         let has = |bit: u32| fields.valid & bit != 0;
@@ -219,7 +219,7 @@ impl Tree {
         self.attributes(header.node, answer)
     }
 
-    fn make(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn make(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let mode = match header.opcode {
             opcode::MKDIR => libc::S_IFDIR | body.take::<MkdirIn>().map_err(wrong)?.mode & 0o7777,
             opcode::MKNOD => body.take::<MknodIn>().map_err(wrong)?.mode,
@@ -258,7 +258,7 @@ impl Tree {
         Ok(())
     }
 
-    fn unlink(&mut self, header: &InHeader, body: &mut Body<'_>) -> Done {
+    fn unlink(&mut self, header: &InHeader, body: &mut Body<'_>) -> CallResult {
         let name = body.string().map_err(wrong)?;
         let number = self.child(header.node, name)?;
         let node = self.node(number)?;
@@ -274,7 +274,7 @@ impl Tree {
         Ok(true)
     }
 
-    fn rename(&mut self, header: &InHeader, body: &mut Body<'_>) -> Done {
+    fn rename(&mut self, header: &InHeader, body: &mut Body<'_>) -> CallResult {
         let to = if header.opcode == opcode::RENAME2 {
             body.take::<Rename2In>().map_err(wrong)?.to
         } else {
@@ -296,7 +296,7 @@ impl Tree {
         Ok(true)
     }
 
-    fn link(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn link(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let number: u64 = body.take().map_err(wrong)?;
         let name = body.string().map_err(wrong)?.to_vec();
         self.node(number)?.attr.links += 1;
@@ -306,7 +306,7 @@ impl Tree {
         self.entry(number, answer)
     }
 
-    fn open(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn open(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let fields: OpenIn = body.take().map_err(wrong)?;
         let node = self.node(header.node)?;
         if header.opcode == opcode::OPEN && fields.flags & libc::O_TRUNC as u32 != 0 {
@@ -318,7 +318,7 @@ impl Tree {
         Ok(true)
     }
 
-    fn read(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn read(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let fields: ReadIn = body.take().map_err(wrong)?;
         let bytes = &self.node(header.node)?.bytes;
         let start = bytes.len().min(fields.offset as usize);
@@ -327,7 +327,7 @@ impl Tree {
         Ok(true)
     }
 
-    fn write(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn write(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let fields: WriteIn = body.take().map_err(wrong)?;
         let bytes = body.bytes(fields.bytes).map_err(wrong)?;
         let node = self.node(header.node)?;
@@ -343,7 +343,7 @@ impl Tree {
 
     /// The offset of an entry is its index in the order of names, which is sufficient while the directory does not
     /// change.
-    fn readdir(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> Done {
+    fn readdir(&mut self, header: &InHeader, body: &mut Body<'_>, answer: &mut Vec<u8>) -> CallResult {
         let fields: ReadIn = body.take().map_err(wrong)?;
         let node = self.node(header.node)?;
         let dots = [(&b"."[..], header.node), (&b".."[..], node.parent)];

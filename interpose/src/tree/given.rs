@@ -20,7 +20,7 @@ use crate::raw;
 use format::InodeNumber;
 use ipc::Descriptor;
 use libfs::LibFs;
-use libfs::share::{Given, Lifeline};
+use libfs::share::{Given, LivenessSocket};
 use std::mem::ManuallyDrop;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -100,10 +100,10 @@ pub(super) fn open_files() -> Vec<DescriptionRef> {
 }
 
 /// Runs a function on a liveness socket, whose descriptor stays with its owner.
-fn on_liveness_socket(number: u64, fd: i32, act: impl FnOnce(&Lifeline)) {
+fn on_liveness_socket(number: u64, fd: i32, act: impl FnOnce(&LivenessSocket)) {
     // SAFETY: the descriptor is open, and the value that would close it is never dropped.
     let descriptor = unsafe { Descriptor::from_raw(fd) };
-    act(&ManuallyDrop::new(Lifeline::from_descriptor(number, descriptor)));
+    act(&ManuallyDrop::new(LivenessSocket::from_descriptor(number, descriptor)));
 }
 
 /// The files that are not in `left`, as the liveness socket reports them. The inode is 0 if another file of the inode
@@ -120,11 +120,11 @@ fn closed(files: &[Given], left: &[Given]) -> Vec<Given> {
     closed
 }
 
-fn shared(vfs: &Vfs<LibFs>, files: &[Given], own: bool) -> Result<Lifeline> {
+fn shared(vfs: &Vfs<LibFs>, files: &[Given], own: bool) -> Result<LivenessSocket> {
     limits::with_room(|_| vfs.engine().share(files, own)).map_err(super::errno_of)
 }
 
-fn number_of(liveness: Lifeline) -> i32 {
+fn number_of(liveness: LivenessSocket) -> i32 {
     OwnedFd::from(liveness.into_descriptor()).into_raw_fd()
 }
 

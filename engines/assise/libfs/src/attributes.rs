@@ -7,7 +7,7 @@ use crate::need::{Need, Step};
 use crate::nodes::{Body, NodeIndex};
 use crate::records;
 use crate::state::State;
-use crate::words::Held;
+use crate::words::GrantedLease;
 use format::call::{CallKind, InodeRequest, LEASE_READ, LEASE_WRITE, Status};
 use format::record::{
     FILE_BYTES_MAX, Operation, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, SetAttrBody,
@@ -137,13 +137,13 @@ fn set_attr_body(now: &Attributes, mode: u32, changes: &Changes, time_ns: i64) -
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct XattrView {
     era: u64,
-    lease: Option<Held>,
+    lease: Option<GrantedLease>,
     purged: Sequence,
     changed: Sequence,
 }
 
 /// The result of looking an attribute up without a call.
-enum Known {
+enum XattrAnswer {
     Value(Option<Vec<u8>>),
     Ask(XattrView),
 }
@@ -163,11 +163,11 @@ impl LibFs {
                 state.hold(index, mode)?;
                 allowed(&state.attributes(index))?;
                 let view = state.xattr_view(index);
-                Ok((state.own_xattr(index, name).map_or(Known::Ask(view), Known::Value), view))
+                Ok((state.own_xattr(index, name).map_or(XattrAnswer::Ask(view), XattrAnswer::Value), view))
             })?;
             let view_of_call = match known {
-                Known::Value(value) => return Ok((value, view)),
-                Known::Ask(view) => view,
+                XattrAnswer::Value(value) => return Ok((value, view)),
+                XattrAnswer::Ask(view) => view,
             };
             let line = self.line()?;
             let request = InodeRequest { inode: node, flags: U64::new(0) };

@@ -9,7 +9,7 @@ use crate::nodes::{Body, NodeIndex};
 use crate::releases::GivenBack;
 use crate::session::Link;
 use crate::state::State;
-use crate::words::Held;
+use crate::words::GrantedLease;
 use format::call::{
     CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,
     InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
@@ -256,7 +256,7 @@ impl LibFs {
     }
 
     /// The present lease of a node, to be compared when an answer arrives.
-    fn lease_of(&self, inode: InodeNumber) -> Option<Held> {
+    fn lease_of(&self, inode: InodeNumber) -> Option<GrantedLease> {
         let state = self.state();
         state.nodes.find(inode).and_then(|index| state.nodes.get(index).lease)
     }
@@ -296,7 +296,7 @@ impl LibFs {
         let length = U64::new(blocks.max(EXTENT_BLOCKS));
         let mut requests = vec![RangeRequest { inode, offset: U64::new(block), length }];
         let others = self.state().files_after(inode);
-        let ahead = |(inode, _): &(InodeNumber, Held)| RangeRequest {
+        let ahead = |(inode, _): &(InodeNumber, GrantedLease)| RangeRequest {
             inode: *inode,
             offset: U64::new(0),
             length: U64::new(EXTENT_BLOCKS),
@@ -388,7 +388,7 @@ impl State {
         let older_than_caches = reply.digested < session.purged;
         let own = reply.word.get() == WORD_OWN_RANGE;
         let generation = if own { 0 } else { reply.expected.get() };
-        let lease = Held { word: reply.word.get(), generation, write: reply.mode == LEASE_WRITE };
+        let lease = GrantedLease { word: reply.word.get(), generation, write: reply.mode == LEASE_WRITE };
         let index = self.nodes.enter(reply.inode);
         let node = self.nodes.get_mut(index);
         if let Body::Unknown = node.body {
@@ -475,7 +475,7 @@ impl State {
     fn still(
         &mut self,
         inode: InodeNumber,
-        asked_under: Option<Held>,
+        asked_under: Option<GrantedLease>,
         digested: Sequence,
     ) -> Option<NodeIndex> {
         let index = self.nodes.find(inode)?;
@@ -489,7 +489,7 @@ impl State {
         &mut self,
         inode: InodeNumber,
         (from, same_hash): (Cookie, bool),
-        asked_under: Option<Held>,
+        asked_under: Option<GrantedLease>,
         response: &[u8],
     ) -> Result<(), Error> {
         let mut rest = response;
@@ -530,7 +530,7 @@ impl State {
         &mut self,
         inode: InodeNumber,
         block: u64,
-        asked_under: Option<Held>,
+        asked_under: Option<GrantedLease>,
         rest: &mut &[u8],
     ) -> Result<bool, Error> {
         let head: ExtentsResponse = take(rest)?;

@@ -39,7 +39,7 @@ pub(crate) struct Target {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct EntryPlace {
     name: Box<[u8]>,
     /// None: the entry was removed.
     target: Option<Target>,
@@ -61,7 +61,7 @@ pub(crate) enum Found {
 /// One directory's entries.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
-    places: BTreeMap<Cookie, Place>,
+    places: BTreeMap<Cookie, EntryPlace>,
     /// All entries are known whose cookies are at or after the first and before the second.
     known: (u64, u64),
     /// Lookups of names that were not cached, under the present lease.
@@ -201,19 +201,20 @@ impl Directory {
 
     /// Applies an own record that added an entry here, or changed the inode to which it refers.
     pub fn put(&mut self, cookie: Cookie, name: Name<'_>, target: Target, sequence: Sequence) {
-        self.places.insert(cookie, Place { name: name.bytes().into(), target: Some(target), sequence });
+        self.places.insert(cookie, EntryPlace { name: name.bytes().into(), target: Some(target), sequence });
     }
 
     /// Applies an own record that removed the entry here.
     pub fn remove(&mut self, cookie: Cookie, name: Name<'_>, sequence: Sequence) {
-        self.places.insert(cookie, Place { name: name.bytes().into(), target: None, sequence });
+        self.places.insert(cookie, EntryPlace { name: name.bytes().into(), target: None, sequence });
     }
 
     /// Stores an entry of the area, which contains own records up to `digested`.
     pub fn learn(&mut self, cookie: Cookie, name: Name<'_>, target: Target, digested: Sequence) {
         let newer = self.places.get(&cookie).is_some_and(|place| place.sequence > digested);
         if !newer {
-            let place = Place { name: name.bytes().into(), target: Some(target), sequence: Sequence::new(0) };
+            let place =
+                EntryPlace { name: name.bytes().into(), target: Some(target), sequence: Sequence::new(0) };
             self.places.insert(cookie, place);
         }
     }

@@ -32,11 +32,11 @@ pub(crate) struct Doubt {
     session: u64,
     last: Sequence,
     /// The file and the pin that its attempt took. Other threads may take some before the doubt is resolved.
-    pub taken: Taken,
+    pub taken: AttemptResources,
 }
 
 /// The file and the pin that an attempt took with its record or after it.
-pub(crate) type Taken = (Option<Handle>, Option<NodeIndex>);
+pub(crate) type AttemptResources = (Option<Handle>, Option<NodeIndex>);
 
 impl State {
     /// The doubt about an attempt's last record: the daemon died before it was seen alive after the commit (a process
@@ -114,7 +114,7 @@ impl State {
     }
 
     /// Releases the file and the pin of an attempt whose result is not valid and which is repeated.
-    pub fn undo(&mut self, (file, pin): Taken) {
+    pub fn undo(&mut self, (file, pin): AttemptResources) {
         let opened = file.and_then(|handle| self.remove_file(handle));
         if let Some(index) = pin {
             let node = self.nodes.get_mut(index);

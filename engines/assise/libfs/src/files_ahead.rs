@@ -7,7 +7,7 @@
 use crate::extents::Area;
 use crate::nodes::{Body, Node};
 use crate::state::State;
-use crate::words::Held;
+use crate::words::GrantedLease;
 use format::call::EXTENTS_AHEAD_MAX;
 use format::{BLOCK_BYTES, InodeNumber};
 use std::collections::VecDeque;
@@ -107,7 +107,7 @@ fn blocks_of(node: &Node) -> Option<u64> {
 }
 
 /// The lease of a small file whose extents are not cached.
-fn lease_to_ask(node: &Node) -> Option<Held> {
+fn lease_to_ask(node: &Node) -> Option<GrantedLease> {
     let Body::File { overlay, extents } = &node.body else { return None };
     let is_unknown = overlay.is_empty() && extents.find(0).0 == Area::Unknown;
     node.lease.filter(|_| is_unknown)
@@ -123,7 +123,7 @@ impl State {
     }
 
     /// Files that a program is likely to read after this one and whose extents are not cached, with their leases.
-    pub(crate) fn files_after(&mut self, inode: InodeNumber) -> Vec<(InodeNumber, Held)> {
+    pub(crate) fn files_after(&mut self, inode: InodeNumber) -> Vec<(InodeNumber, GrantedLease)> {
         let Some(files) = self.files_ahead.take_after(inode) else { return self.neighbours_of(inode) };
         let of = |inode| Some((inode, lease_to_ask(self.nodes.get(self.nodes.find(inode)?))?));
         files.into_iter().filter_map(of).collect()
@@ -131,7 +131,7 @@ impl State {
 
     /// The files next to a small one by number, the following ones first. A program numbers the files that it creates one
     /// after the other.
-    fn neighbours_of(&self, inode: InodeNumber) -> Vec<(InodeNumber, Held)> {
+    fn neighbours_of(&self, inode: InodeNumber) -> Vec<(InodeNumber, GrantedLease)> {
         let is_small = self.nodes.find(inode).is_some_and(|index| blocks_of(self.nodes.get(index)).is_some());
         if !is_small {
             return Vec::new();

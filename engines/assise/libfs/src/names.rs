@@ -7,7 +7,7 @@ use crate::need::{Need, Step};
 use crate::nodes::{Body, NodeIndex};
 use crate::records;
 use crate::state::State;
-use crate::words::Held;
+use crate::words::GrantedLease;
 use format::call::RENAME_UNIT;
 use format::call::{LEASE_READ, LEASE_WRITE};
 use format::record::{
@@ -113,7 +113,7 @@ impl State {
     }
 
     /// Completes the node of an inode that a record has just created; its item is set.
-    fn entered(&mut self, index: NodeIndex, lease: Held, file_type: FileType, sequence: Sequence) {
+    fn entered(&mut self, index: NodeIndex, lease: GrantedLease, file_type: FileType, sequence: Sequence) {
         let node = self.nodes.get_mut(index);
         node.lease = Some(lease);
         node.created = sequence;
@@ -321,7 +321,7 @@ impl State {
         (to, new): (NodeIndex, (Cookie, Name<'_>)),
         (moved, replaced): (NodeIndex, Option<NodeIndex>),
         exchange: bool,
-        whiteout: Option<(WhiteoutBody, &CreateBody, Held)>,
+        whiteout: Option<(WhiteoutBody, &CreateBody, GrantedLease)>,
     ) -> Step<()> {
         let mut touched = vec![from, to, moved];
         touched.extend(replaced);

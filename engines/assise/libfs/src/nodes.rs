@@ -4,7 +4,7 @@
 use crate::directory::Directory;
 use crate::extents::Extents;
 use crate::overlay::{Overlay, Pool};
-use crate::words::Held;
+use crate::words::GrantedLease;
 use format::node::InodeItem;
 use format::record::FileType;
 use format::{BLOCK_BYTES, InodeNumber, Sequence};
@@ -40,7 +40,7 @@ pub(crate) struct Node {
     pub inode: InodeNumber,
     /// The attributes with own changes; valid while the lease is held.
     pub item: InodeItem,
-    pub lease: Option<Held>,
+    pub lease: Option<GrantedLease>,
     /// An attempt has relied on the lease since the last search for leases to release.
     pub recent: bool,
     /// The lease is held for a cache outside the engine, and released after that cache has dropped its data of the

@@ -53,14 +53,14 @@ impl Given {
 
 /// The liveness socket of shared files: SharedFS keeps them while it is open.
 #[derive(Debug)]
-pub struct Lifeline {
+pub struct LivenessSocket {
     /// The number of the detached session. A process that names it as its former session when it attaches inherits the
     /// files.
     pub number: u64,
     connection: Connection,
 }
 
-impl Lifeline {
+impl LivenessSocket {
     /// Takes a liveness socket that arrived as a descriptor.
     pub fn from_descriptor(number: u64, descriptor: Descriptor) -> Self {
         Self { number, connection: Connection::from_descriptor(descriptor) }
@@ -99,7 +99,7 @@ impl LibFs {
     ///
     /// # Errors
     /// `TooManyFiles`; `Io`.
-    pub fn share(&self, files: &[Given], own: bool) -> vfs::engine::Result<Lifeline> {
+    pub fn share(&self, files: &[Given], own: bool) -> vfs::engine::Result<LivenessSocket> {
         let files = &files[..files.len().min(SHARE_FILES_MAX)];
         let head = ShareRequest { count: U32::new(files.len() as u32), own: U32::new(own.into()) };
         let encoded: Vec<SharedFile> = files.iter().map(Given::encoded).collect();
@@ -115,7 +115,7 @@ impl LibFs {
             }
             let (given, _) = format::call::split::<ShareResponse>(&response).map_err(|_| vfs::Error::Io)?;
             match line.link.lifeline(given.number.get()) {
-                Ok(descriptor) => return Ok(Lifeline::from_descriptor(given.number.get(), descriptor)),
+                Ok(descriptor) => return Ok(LivenessSocket::from_descriptor(given.number.get(), descriptor)),
                 Err(Error::Disconnected) => {}
                 Err(error) => return Err(error.into()),
             }

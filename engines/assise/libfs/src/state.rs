@@ -5,7 +5,7 @@
 //! [`State::append`]: enter, check all lease words, store the frame and a fence, store the commit word, check the seal,
 //! leave. The changes that it then makes in the caches cannot fail.
 
-use crate::doubt::Taken;
+use crate::doubt::AttemptResources;
 use crate::entry_cache::EntryCount;
 use crate::error::Error;
 use crate::files::OpenFile;
@@ -19,7 +19,7 @@ use crate::overlay::Pool;
 use crate::records::Header;
 use crate::releases::PendingRelease;
 use crate::session::{Attachment, Link};
-use crate::words::{Held, SharedWords, open_places};
+use crate::words::{GrantedLease, SharedWords, open_places};
 use format::call::LEASE_READ;
 use format::checksum::Salt;
 use format::envelope::frame_bytes;
@@ -110,14 +110,14 @@ impl Session {
     }
 
     /// The lease on a new inode of the preallocated range; none if the whole range was revoked.
-    fn own_lease(&self) -> Option<Held> {
-        self.own_generation.map(|_| Held { word: WORD_OWN_RANGE, generation: 0, write: true })
+    fn own_lease(&self) -> Option<GrantedLease> {
+        self.own_generation.map(|_| GrantedLease { word: WORD_OWN_RANGE, generation: 0, write: true })
     }
 
     /// Whether a lease is held now. A lease of the preallocated range is held as long as the list of ended inodes has
     /// not grown; otherwise the list is read.
     #[inline]
-    pub fn holds(&self, held: &Held) -> bool {
+    pub fn holds(&self, held: &GrantedLease) -> bool {
         if held.word == WORD_OWN_RANGE {
             self.own_generation.is_some() && self.words.own_range() == self.own_generation
         } else {
@@ -166,7 +166,7 @@ pub(crate) struct State {
     /// valid.
     pub cut_unknown: bool,
     /// The file and the pin that the present attempt took with that record or after it.
-    pub taken: Taken,
+    pub taken: AttemptResources,
     /// Number of the session. Answers to calls of an earlier session are dropped.
     pub era: u64,
     pub nodes: Nodes,
@@ -316,7 +316,7 @@ impl State {
 
     /// The same, after dropping the state that was cached under the lost lease.
     #[cold]
-    fn holds_still(&mut self, index: NodeIndex, lost: &Held, mode: u8) -> Step<bool> {
+    fn holds_still(&mut self, index: NodeIndex, lost: &GrantedLease, mode: u8) -> Step<bool> {
         if lost.word == WORD_OWN_RANGE {
             self.take_in_ended();
         } else {
@@ -548,7 +548,7 @@ impl State {
     }
 
     /// Returns a number of the preallocated range, with its lease.
-    pub fn draw_inode(&mut self) -> Step<(InodeNumber, Held)> {
+    pub fn draw_inode(&mut self) -> Step<(InodeNumber, GrantedLease)> {
         // A changed own-range word is processed first, so that the lease is current.
         self.look_at_own_range();
         let session = self.session()?;

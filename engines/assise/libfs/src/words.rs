@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A lease as it was granted: it is held while its word has this value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct GrantedLease {
     /// Index of its word, or [`format::session::WORD_OWN_RANGE`].
     pub word: u32,
     /// Lower half of the word's generation; 0 for the own range.
@@ -93,7 +93,7 @@ impl SharedWords {
 
     /// Whether a lease with a word of its own is still held.
     #[inline]
-    pub fn holds(&self, held: &Held) -> bool {
+    pub fn holds(&self, held: &GrantedLease) -> bool {
         let lease = self.daemon.lease(held.word);
         let state = if held.write { LeaseState::Write } else { LeaseState::Read };
         // The lower half is sufficient to distinguish generations: a word is not granted four billion times during one
