@@ -28,7 +28,7 @@ use crate::chain::settings::ChainSettings;
 use crate::error::{Error, Result};
 use crate::limits::Limits;
 use crate::making::CreatedFiles;
-use crate::say;
+use crate::say::{self, quoted};
 use crate::settings::{Written, WrittenNode};
 use rustix::fs::{FsWord, statfs, statvfs};
 use serde::{Deserialize, Serialize};
@@ -134,6 +134,10 @@ impl Cluster {
     pub fn open(dir: &Path) -> Result<Self> {
         let file = dir.join("hearth.toml");
         let text = fs::read_to_string(&file).map_err(|why| match why.kind() {
+            ErrorKind::NotFound if dir.join("manager").is_dir() => Error::new(format!(
+                "there are no nodes in {dir}, only a cluster manager: hearth cluster status --dir {dir} asks it",
+                dir = quoted(dir)
+            )),
             ErrorKind::NotFound => {
                 Error::new(format!("there is no cluster in {} (hearth up makes one)", dir.display()))
             }

@@ -49,6 +49,18 @@ fn a_user_who_may_not_ask_is_not_told_that_the_node_is_down() {
     said.expect_failure("may not read");
 }
 
+/// `hearth cluster` asks the manager of several nodes, `hearth status` the nodes: each names the other where it has nothing to ask.
+#[test]
+fn the_manager_and_the_nodes_are_not_taken_for_each_other() {
+    let node = Node::of_mib(64);
+    let asked = node.hearth(&["cluster", "status"]);
+    assert!(errors(&asked).contains("hearth status"), "{}", errors(&asked));
+    let alone = tempfile::tempdir().unwrap();
+    fs::create_dir(alone.path().join("manager")).unwrap();
+    let asked = limited(&[&node.program(), "status", "--dir"], &[alone.path().to_str().unwrap()]);
+    assert!(errors(&asked).contains("hearth cluster status"), "{}", errors(&asked));
+}
+
 #[test]
 fn a_program_in_the_tree_is_run() {
     let node = Node::up();

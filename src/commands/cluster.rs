@@ -186,6 +186,12 @@ impl Asked {
     }
 }
 
+/// Whether the folder in which a manager's folder would be is that of a cluster's nodes.
+fn has_nodes(socket: &Path) -> bool {
+    let cluster = socket.parent().and_then(Path::parent);
+    cluster.is_some_and(|cluster| cluster.join("hearth.toml").exists())
+}
+
 /// The socket of a manager on this machine, if a manager listens there. Does not wait for one that is being restarted.
 fn socket(path: &Path) -> Result<PathBuf> {
     let no_manager = |why: &str| {
@@ -193,6 +199,10 @@ fn socket(path: &Path) -> Result<PathBuf> {
         Error::new(format!("{why} {path}: hearth manager runs one, --manager names another"))
     };
     let found = std::fs::metadata(path).map_err(|why| match why.kind() {
+        ErrorKind::NotFound if has_nodes(path) => Error::new(format!(
+            "there is no cluster manager at {}, as a cluster of one node has none: hearth status says how it is",
+            path.display()
+        )),
         ErrorKind::NotFound => no_manager("there is no cluster manager at"),
         _ => Error::at("reach the cluster manager at", path)(why),
     })?;
