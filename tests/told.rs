@@ -53,7 +53,7 @@ fn a_user_who_may_not_ask_is_not_told_that_the_node_is_down() {
 #[test]
 fn the_manager_and_the_nodes_are_not_taken_for_each_other() {
     let node = Node::of_mib(64);
-    let asked = node.hearth(&["cluster", "status"]);
+    let asked = limited(&[&node.program(), "cluster", "status", "--dir"], &[node.dir()]);
     assert!(errors(&asked).contains("hearth status"), "{}", errors(&asked));
     let alone = tempfile::tempdir().unwrap();
     fs::create_dir(alone.path().join("manager")).unwrap();
@@ -229,7 +229,7 @@ fn with_loader(program: &[u8], loader: &[u8]) -> Vec<u8> {
     changed
 }
 
-/// The head of a program for ARM; what a shell makes of the rest, which the kernel does not run, is no matter.
+/// The head of a program for ARM. The kernel does not run it, and a shell that reads it instead ends at its last line.
 fn of_another_processor() -> Vec<u8> {
     let mut head = vec![0; 64];
     head[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");

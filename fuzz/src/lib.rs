@@ -1,7 +1,7 @@
 //! The body of each fuzz target: one function for each decoder of `format`. The same functions run in
 //! `make test` over the committed seeds and fixed random changes of them (`tests/fuzz.rs`).
 //!
-//! A decoder must give a value or an error for any input. What it accepts must be within its own bounds, and a
+//! A decoder must give a value or an error for any input. Each value that it accepts must be within its own bounds, and a
 //! frame or block with one changed bit must be refused. Where a checksum or a magic number would keep a fuzzer out,
 //! the body also makes the input right and goes on.
 

@@ -185,8 +185,8 @@ fn how_at(address: u64, bytes: u64) -> Result<How, Errno> {
     Ok(how)
 }
 
-/// Whether the restrictions of a walk from outside the tree allow the way on which it came into the tree. What the kernel
-/// walks itself, it has refused before.
+/// Whether the restrictions of a walk from outside the tree allow the way on which it came into the tree. The kernel has
+/// checked the part of the walk that it does itself.
 fn may_enter(call: &Call, resolved: &paths::ResolvedPath, resolve: u64) -> Result<(), Errno> {
     let path = memory::read_string(call.arguments[1], paths::PATH_BYTES_MAX)?;
     if path.first() != Some(&b'/') {
