@@ -1,7 +1,8 @@
 //! Four programs at the mount and four at the library, at the same hundred files, which they write, map and read while
 //! the serving processes are killed: no written byte is lost, no read returns data from before a write that has
-//! returned, and each line that was appended is there once, and whole. `HEARTH_STRESS` says for how many seconds; the
-//! test does not run without it, as eight programs want a machine of their own.
+//! returned, and each line that was appended is there once, and whole. Beside them two programs, one at each side, write rows
+//! into one database of SQLite's in WAL mode: it stays intact, and has each row that was committed once.
+//! `HEARTH_STRESS` says for how many seconds; the test does not run without it, as ten programs want a machine of their own.
 
 use super::script_of;
 use crate::harness;
@@ -17,6 +18,10 @@ const PAUSE: Duration = Duration::from_secs(3);
 const WORKERS: usize = 4;
 /// Lines that each of them appends between two kills, at least.
 const LINES: usize = 5;
+/// The programs that write into the database, by the side where they are.
+const DATABASES: [&str; 2] = ["library", "mount"];
+/// Rows that each of them commits between two kills, at least.
+const ROWS: usize = 5;
 
 /// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +66,39 @@ impl Stress {
         }
         for number in WORKERS..2 * WORKERS {
             let words = stress.words("work", number, mount);
-            let mut command = Command::new(&words[0]);
-            command.args(&words[1..]);
-            stress.jobs.push(Job::of(command));
+            stress.begin_at_mount(&words);
         }
+        stress.begin_databases(matches!(killed, Killed::Gateway | Killed::Both));
         Some(stress)
+    }
+
+    fn begin_at_mount(&mut self, words: &[String]) {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        self.jobs.push(Job::of(command));
+    }
+
+    /// The index of a database in WAL mode is mapped, by either side through the mount.
+    fn begin_databases(&mut self, dies: bool) {
+        let made = self.rows_words("make", &[]);
+        self.node.run(&made.iter().map(String::as_str).collect::<Vec<_>>());
+        let flags: &[&str] = if dies { &["dies"] } else { &[] };
+        for name in DATABASES {
+            let rest = [&[self.table.as_str(), name], flags].concat();
+            let words = self.rows_words("write", &rest);
+            if name == "mount" {
+                self.begin_at_mount(&words);
+            } else {
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                self.jobs.push(self.node.begin_program(&words));
+            }
+        }
+    }
+
+    fn rows_words(&self, verb: &str, rest: &[&str]) -> Vec<String> {
+        let (script, database) = (script_of("rows.py"), self.node.path("wal.db"));
+        let words = ["/usr/bin/python3", &script, verb, &database];
+        words.iter().chain(rest).map(|word| (*word).to_owned()).collect()
     }
 
     fn words(&self, verb: &str, number: usize, flags: &[&str]) -> Vec<String> {
@@ -74,22 +107,27 @@ impl Stress {
         words.iter().chain(flags).map(|word| (*word).to_owned()).collect()
     }
 
-    /// Lines that a program has appended.
-    fn appended(&self, number: usize) -> usize {
-        let lines = std::fs::read_to_string(format!("{}/lines-{number}", self.table)).unwrap_or_default();
+    /// Lines that a program has appended, or rows that it has committed.
+    fn completed(&self, number: usize) -> usize {
+        let name = match number.checked_sub(2 * WORKERS) {
+            None => format!("lines-{number}"),
+            Some(database) => format!("rows-{}", DATABASES[database]),
+        };
+        let lines = std::fs::read_to_string(format!("{}/{name}", self.table)).unwrap_or_default();
         lines.lines().filter(|line| line.starts_with('c')).count()
     }
 
     /// Waits for a while, and until each program has gone on.
     fn go_on(&mut self) {
-        let before: Vec<usize> = (0..2 * WORKERS).map(|number| self.appended(number)).collect();
+        let before: Vec<usize> = (0..self.jobs.len()).map(|number| self.completed(number)).collect();
         let (pause, until) =
             (SystemHost.now().after(PAUSE), SystemHost.now().after(Duration::from_secs(120)));
         while SystemHost.now() < pause {
             wait_until(pause);
         }
         for (number, before) in before.into_iter().enumerate() {
-            while self.appended(number) < before + LINES {
+            let least = before + if number < 2 * WORKERS { LINES } else { ROWS };
+            while self.completed(number) < least {
                 assert!(self.jobs[number].is_running(), "program {number} has ended");
                 assert!(SystemHost.now() < until, "program {number} does not go on");
                 wait_until(SystemHost.now().after(Duration::from_millis(2)));
@@ -122,7 +160,16 @@ impl Stress {
         }
         self.jobs.clear();
         self.node.wait_until_up();
-        let words = self.words("judge", 2 * WORKERS, &[]);
+        self.judge(&self.words("judge", 2 * WORKERS, &[]));
+        self.judge(&self.rows_words("judge", &[&self.table, DATABASES[0], DATABASES[1]]));
+        self.node.hearth(&["umount"]);
+        let log = std::fs::read_to_string(format!("{}/node-1/gateway.log", self.node.dir())).unwrap();
+        assert!(log.contains(" strays=0"), "pages were written back without a lease: {log}");
+        self.node.check();
+    }
+
+    /// Both sides find what there has to be, and the same.
+    fn judge(&self, words: &[String]) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let by_library = self.node.run(&words);
         let mut command = Command::new(words[0]);
@@ -130,10 +177,6 @@ impl Stress {
         let by_mount = Job::of(command).rest();
         assert!(by_library.starts_with("right"), "{by_library}");
         assert_eq!(by_mount, [by_library.trim()]);
-        self.node.hearth(&["umount"]);
-        let log = std::fs::read_to_string(format!("{}/node-1/gateway.log", self.node.dir())).unwrap();
-        assert!(log.contains(" strays=0"), "pages were written back without a lease: {log}");
-        self.node.check();
     }
 }
 
