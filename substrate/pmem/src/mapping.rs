@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Bytes of the pages that mappings consist of.
 const PAGE_BYTES: usize = 4096;
 /// From this size on, mappings ask for huge pages.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The largest file that is mapped: half of the addresses that a process has.
 const MAPPED_BYTES_MAX: usize = 1 << 46;
 /// Limit of the bytes that are mapped ahead: the largest update log, by default.
@@ -74,12 +74,24 @@ impl Mapping {
     /// Maps the pages of the file now, as large pages where the kernel can form them, so that no store waits for a page
     /// fault. Takes about half a millisecond for each megabyte, and is limited to the first [`READY_BYTES_MAX`] bytes.
     pub fn make_ready(&self) {
-        let bytes = self.bytes.min(READY_BYTES_MAX);
-        let start = self.start.as_ptr().cast();
+        self.make_range_ready(0, self.bytes.min(READY_BYTES_MAX));
+    }
+
+    /// The same for the huge page in which a byte lies.
+    pub fn make_piece_ready(&self, offset: u64) {
+        if offset < self.bytes() {
+            let start = offset as usize / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+            self.make_range_ready(start, HUGE_PAGE_BYTES.min(self.bytes - start));
+        }
+    }
+
+    /// `start` is a multiple of the size of a huge page.
+    fn make_range_ready(&self, start: usize, bytes: usize) {
+        let start = self.at_writable(start as u64, bytes).cast();
         // SAFETY: the range is within the mapping, and its bytes stay as they are. Where the kernel cannot, the pages
         // come as they are touched.
         unsafe {
-            if self.bytes >= HUGE_PAGE_BYTES {
+            if bytes >= HUGE_PAGE_BYTES {
                 libc::madvise(start, bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, libc::MADV_COLLAPSE);
             }
             libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE);

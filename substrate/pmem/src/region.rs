@@ -13,7 +13,7 @@
 use crate::copy::{Fault, Sink, Source};
 use crate::fold::{self, FoldState, Folder};
 use crate::guard::{Guard, Watch};
-use crate::mapping::Mapping;
+use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
 use crate::medium::Class;
 use crate::read_mapping::CopyError;
 use crate::recorded::RecordedFile;
@@ -48,24 +48,27 @@ enum Backing {
     Recorded(RecordedFile),
 }
 
+/// Bytes of a log that [`Region::make_piece_ready`] maps. On memory that the machine never used this takes milliseconds.
+pub const READY_PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
+
 impl Region {
     /// Maps a file that came as a descriptor, and closes the descriptor: a log, passed over a socket to a program
     /// that may close any number. The program's children do not inherit the mapping. The name is unknown here, thus
-    /// empty. On a memory medium all pages are mapped at once, as large pages where the kernel can form them,
-    /// because the first touch of a page would cost as much as a small write.
+    /// empty. On a memory medium the pages of the first piece are mapped at once, as large pages where the kernel can form
+    /// them, because the first touch of a page would cost as much as a small write; see [`Self::make_piece_ready`].
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd, class: Class) -> Result<Self, MediaError> {
         let mapping = Mapping::new(file.as_fd(), true, u64::MAX)?.not_for_children()?;
         if class == Class::Memory {
-            mapping.make_ready();
+            mapping.make_piece_ready(0);
         }
         let bytes = mapping.bytes();
         Ok(Self::new(String::new(), bytes, class, Backing::Mapped { guard: None, mapping, file: None }))
     }
 
-    /// Maps memory of this process, as [`Self::from_fd`] does, and keeps the descriptor for a second mapping.
+    /// Maps memory of this process, all of it at once, and keeps the descriptor for a second mapping.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
@@ -80,6 +83,15 @@ impl Region {
     pub fn make_ready(&self) {
         if let (Class::Memory, Backing::Mapped { mapping, .. }) = (self.0.class, &self.0.backing) {
             mapping.make_ready();
+        }
+    }
+
+    /// Maps the pages of the piece of [`READY_PIECE_BYTES`] in which a byte lies, as [`Self::make_ready`] does for all: the
+    /// owner of a log does this a piece ahead, because it takes long for a whole log. Nothing on other media than memory, and
+    /// nothing behind the end.
+    pub fn make_piece_ready(&self, offset: u64) {
+        if let (Class::Memory, Backing::Mapped { mapping, .. }) = (self.0.class, &self.0.backing) {
+            mapping.make_piece_ready(offset);
         }
     }
 

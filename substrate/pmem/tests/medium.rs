@@ -140,20 +140,39 @@ fn a_log_comes_as_a_descriptor() {
     other.sync().unwrap();
 }
 
-/// Kilobytes of a file that are mapped in this process and differ from the medium.
-fn dirty_kib(file: &std::path::Path) -> u64 {
+/// Kilobytes of a file's mapping in this process that `/proc/self/smaps` tells under these names.
+fn mapped_kib(file: &std::path::Path, names: &[&str]) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut within = false;
-    let mut dirty = 0;
+    let mut kib = 0;
     for line in maps.lines() {
         if line.as_bytes()[0].is_ascii_uppercase() {
-            let counts = within && (line.starts_with("Shared_Dirty:") || line.starts_with("Private_Dirty:"));
-            dirty += if counts { line.split_whitespace().nth(1).unwrap().parse().unwrap() } else { 0 };
+            let counts = within && names.iter().any(|name| line.starts_with(name));
+            kib += if counts { line.split_whitespace().nth(1).unwrap().parse().unwrap() } else { 0 };
         } else {
             within = line.ends_with(file.to_str().unwrap());
         }
     }
-    dirty
+    kib
+}
+
+/// Kilobytes of a file that are mapped in this process and differ from the medium.
+fn dirty_kib(file: &std::path::Path) -> u64 {
+    mapped_kib(file, &["Shared_Dirty:", "Private_Dirty:"])
+}
+
+#[test]
+fn the_memory_of_a_log_is_mapped_piece_by_piece() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("log");
+    Medium::file(folder.path()).unwrap().create("log", 5 << 20).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let log = Region::from_fd(file.into(), Class::Memory).unwrap();
+    for (offset, kib) in [(0, 2048), (3 << 20, 4096), ((5 << 20) - 1, 5120), (5 << 20, 5120), (1 << 40, 5120)]
+    {
+        log.make_piece_ready(offset);
+        assert_eq!(mapped_kib(&path, &["Rss:"]), kib, "{offset}");
+    }
 }
 
 #[test]

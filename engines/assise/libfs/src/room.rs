@@ -10,6 +10,7 @@ use format::call::{CallKind, GrowRequest, GrowResponse, RefillRequest, RefillRes
 use ipc::Word;
 use ipc::sync::Ordering;
 use pmem::Region;
+use pmem::region::READY_PIECE_BYTES;
 use std::time::Duration;
 use vfs::engine::Result;
 use zerocopy::IntoBytes;
@@ -164,9 +165,10 @@ impl LibFs {
     }
 
     /// Requests a digest, without waiting for it, if more than half of the log is full apart from records that are
-    /// already digested; releases references whose last records are digested. Pauses if little of the log is free.
+    /// already digested; releases references whose last records are digested. Pauses if little of the log is free. Makes
+    /// memory of the log ready.
     pub(crate) fn relieve(&self) {
-        let (ask, give_back, pause) = {
+        let (ask, give_back, pause, unready) = {
             let mut state = self.state();
             state.half_full = false;
             let give_back = state.take_give_back();
@@ -179,13 +181,17 @@ impl LibFs {
             let log_bytes_max = self.limits.log_bytes_max;
             let Some(session) = state.session.as_mut() else { return };
             let pause = session.next_pause(log_bytes_max);
+            let unready = session.next_unready();
             let full = session.ring.live_bytes() > session.ring.bytes() / 2;
             let ask = full && session.words.digested().0 >= session.digest_asked;
             if ask {
                 session.digest_asked = session.last();
             }
-            (ask.then(|| session.last()), give_back, pause)
+            (ask.then(|| session.last()), give_back, pause, unready)
         };
+        if let Some((log, offset)) = unready {
+            log.make_piece_ready(offset);
+        }
         self.close_calls(&give_back);
         if let Some(up_to) = ask
             && let Ok(line) = self.line()
@@ -320,6 +326,19 @@ impl LibFs {
 }
 
 impl Session {
+    /// The last record that was appended.
+    pub fn last(&self) -> Sequence {
+        Sequence::new(self.ring.tail().sequence.get() - 1)
+    }
+
+    /// The log, and a position in the next piece of its memory that is to be made ready, if there is one; also determines when
+    /// the piece behind it is due.
+    fn next_unready(&mut self) -> Option<(Region, u64)> {
+        let (unready, next) = unready(self.ready_next, self.ring.tail().position, self.log_bytes)?;
+        self.ready_next = next;
+        Some((self.ring.region().clone(), unready))
+    }
+
     /// How long the writer pauses now; also determines the next pause. A log that can still grow is replaced by a
     /// larger one instead.
     fn next_pause(&mut self, log_bytes_max: u64) -> Duration {
@@ -329,6 +348,18 @@ impl Session {
             if self.log_bytes < largest { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
         self.pause_below = below;
         pause
+    }
+}
+
+/// The piece of memory that is made ready when a log of so many bytes is written up to `tail`, if that is not before `due`; and
+/// when the next one is due. A piece is made ready when the first record ends in the one before it; all are once the log has
+/// been written to its end.
+fn unready(due: u64, tail: u64, log_bytes: u64) -> Option<(u64, u64)> {
+    let piece = (tail / READY_PIECE_BYTES + 1) * READY_PIECE_BYTES;
+    match () {
+        () if tail < due => None,
+        () if piece < log_bytes => Some((piece, piece)),
+        () => Some((log_bytes, u64::MAX)),
     }
 }
 
@@ -359,6 +390,7 @@ impl State {
         session.welcome.log = grown.log;
         session.log_bytes = log.bytes();
         session.ring = empty_ring(log, &session.welcome, grown.incarnation, last.next())?;
+        session.ready_next = 0;
         // Readers that copy from the old log without the lock detect the change by this value.
         session.released.store(last.next().get(), Ordering::SeqCst);
         Ok(())
@@ -393,6 +425,21 @@ mod tests {
             // a second.
             assert!(all >= Duration::from_millis(if frame < 1 << 20 { 40 } else { 15 }), "{frame}: {all:?}");
         }
+    }
+
+    #[test]
+    fn each_piece_of_a_log_is_made_ready_once_and_before_it_is_written() {
+        let (log_bytes, mut due, mut pieces) = (9 << 20, 0, Vec::new());
+        for tail in (4096..log_bytes).step_by(4160).chain((4096..log_bytes).step_by(4160)) {
+            if tail >= due {
+                let (piece, next) = unready(due, tail, log_bytes).unwrap();
+                assert!(piece > tail);
+                pieces.push(piece);
+                due = next;
+            }
+            assert_eq!(unready(due, tail, log_bytes), None, "one at a time");
+        }
+        assert_eq!(pieces, [2 << 20, 4 << 20, 6 << 20, 8 << 20, 9 << 20], "behind the end there is none");
     }
 
     #[test]

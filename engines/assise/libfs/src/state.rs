@@ -28,6 +28,7 @@ use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
 use ipc::Host;
 use ipc::sync::{LongWord, Ordering, fence};
 use ipc::words::{FenceBy, Seal};
+use pmem::region::READY_PIECE_BYTES;
 use pmem::ring::{AppendError, AppendRing, Appended};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
@@ -67,6 +68,8 @@ pub(crate) struct Session {
     pub digest_asked: Sequence,
     /// A writer pauses when the log has less free space than this.
     pub pause_below: u64,
+    /// When the log reaches this position for the first time, the memory behind it is made ready.
+    pub ready_next: u64,
 }
 
 impl Session {
@@ -99,14 +102,10 @@ impl Session {
             purged: Sequence::new(0),
             digest_asked: Sequence::new(0),
             pause_below: 0,
+            ready_next: if log_bytes > READY_PIECE_BYTES { 0 } else { u64::MAX },
             log_bytes,
             welcome,
         })
-    }
-
-    /// The last record that was appended.
-    pub fn last(&self) -> Sequence {
-        Sequence::new(self.ring.tail().sequence.get() - 1)
     }
 
     /// The lease on a new inode of the preallocated range; none if the whole range was revoked.
@@ -201,7 +200,7 @@ pub(crate) struct State {
     pub(crate) files_ahead: FilesAhead,
     /// The log is being replaced, and nothing may be appended.
     pub log_frozen: bool,
-    /// More than half of the log is in use, or so much that the writer pauses.
+    /// More than half of the log is in use, or so much that the writer pauses; or its memory has to be made ready.
     pub half_full: bool,
     last_time_ns: i64,
 }
@@ -436,7 +435,8 @@ impl State {
         // After a call for a digest, no other call is useful until the digest is done.
         let half_full = session.ring.live_bytes() > session.ring.bytes() / 2
             && session.words.digested().0 >= session.digest_asked;
-        if half_full || session.ring.free_bytes() < session.pause_below {
+        let unready = appended.position >= session.ready_next;
+        if half_full || unready || session.ring.free_bytes() < session.pause_below {
             self.half_full = true;
         }
         Ok(appended)
