@@ -1,16 +1,11 @@
 """Rows into one table of SQLite's in WAL mode, from several programs, each row a transaction of its own.
 
 rows.py make DATABASE                      makes the table
-rows.py write DATABASE TABLE NAME [dies]   writes until `stop` is in the folder TABLE, and notes there each row that was
-                                           committed; `dies`: the mount may be killed: a statement fails, or the program
-                                           ends by SIGBUS, and another one goes on
+rows.py write DATABASE TABLE NAME          writes until `stop` is in the folder TABLE, and notes there each row that it
+                                           begins, and each that was committed
 rows.py judge DATABASE TABLE NAME...       compares the rows with what was noted
 """
-import os, signal, sqlite3, sys, time
-
-# The primary codes of SQLite's errors of calls that fail: SQLITE_IOERR, SQLITE_CANTOPEN.
-GONE = (10, 14)
-GONE_STATUS = 3
+import os, sqlite3, sys, time
 
 
 def connect(path):
@@ -26,12 +21,8 @@ def make(path):
 
 
 def write(path, folder, name):
-    with open(f"{folder}/rows-{name}", "a+") as noted:
-        noted.seek(0)
-        numbers = [line.split() for line in noted]
-        # The last row that was begun may be there.
-        number = max((int(words[1]) for words in numbers), default=-1) + 1
-        database = connect(path)
+    with open(f"{folder}/rows-{name}", "a") as noted:
+        number, database = 0, connect(path)
         while not os.path.exists(folder + "/stop"):
             noted.write(f"b {number}\n")
             noted.flush()
@@ -40,31 +31,6 @@ def write(path, folder, name):
             noted.flush()
             number += 1
             time.sleep(0.005)
-
-
-def supervise(path, folder, name):
-    while True:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                write(path, folder, name)
-                status = 0
-            except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", 0)
-                if code & 0xFF in GONE:
-                    status = GONE_STATUS
-                else:
-                    print(name, error, code, file=sys.stderr, flush=True)
-            except BaseException as error:
-                print(name, repr(error), file=sys.stderr, flush=True)
-            os._exit(status)
-        status = os.waitpid(child, 0)[1]
-        if status == 0:
-            return
-        again = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGBUS
-        assert again or os.WIFEXITED(status) and os.WEXITSTATUS(status) == GONE_STATUS, f"status {status}"
-        time.sleep(0.01)
 
 
 def judge(path, folder, names):
@@ -90,5 +56,5 @@ elif verb == "judge":
     judge(path, sys.argv[3], sys.argv[4:])
 else:
     folder, name = sys.argv[3:5]
-    (supervise if "dies" in sys.argv[5:] else write)(path, folder, name)
+    write(path, folder, name)
     print("worked", name)

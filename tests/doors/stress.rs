@@ -1,7 +1,7 @@
 //! Four programs at the mount and four at the library, at the same hundred files, which they write, map and read while
 //! the serving processes are killed: no written byte is lost, no read returns data from before a write that has
-//! returned, and each line that was appended is there once, and whole. Beside them two programs, one at each side, write rows
-//! into one database of SQLite's in WAL mode: it stays intact, and has each row that was committed once.
+//! returned, and each line that was appended is there once, and whole. Unless the gateway is killed, two more programs, one at
+//! each side, write rows into one database of SQLite's in WAL mode: it stays intact, and has each row that was committed once.
 //! `HEARTH_STRESS` says for how many seconds; the test does not run without it, as ten programs want a machine of their own.
 
 use super::script_of;
@@ -68,7 +68,11 @@ impl Stress {
             let words = stress.words("work", number, mount);
             stress.begin_at_mount(&words);
         }
-        stress.begin_databases(matches!(killed, Killed::Gateway | Killed::Both));
+        // The index of a database in WAL mode is mapped too, and a program that opens the database believes what is left of it
+        // as long as another one has the database open.
+        if matches!(killed, Killed::Nothing | Killed::Daemon) {
+            stress.begin_databases();
+        }
         Some(stress)
     }
 
@@ -79,13 +83,11 @@ impl Stress {
     }
 
     /// The index of a database in WAL mode is mapped, by either side through the mount.
-    fn begin_databases(&mut self, dies: bool) {
+    fn begin_databases(&mut self) {
         let made = self.rows_words("make", &[]);
         self.node.run(&made.iter().map(String::as_str).collect::<Vec<_>>());
-        let flags: &[&str] = if dies { &["dies"] } else { &[] };
         for name in DATABASES {
-            let rest = [&[self.table.as_str(), name], flags].concat();
-            let words = self.rows_words("write", &rest);
+            let words = self.rows_words("write", &[&self.table, name]);
             if name == "mount" {
                 self.begin_at_mount(&words);
             } else {
@@ -158,10 +160,13 @@ impl Stress {
             let said = job.rest();
             assert!(said.last().is_some_and(|line| line.starts_with("worked")), "{said:?}");
         }
+        let databases = self.jobs.len() > 2 * WORKERS;
         self.jobs.clear();
         self.node.wait_until_up();
         self.judge(&self.words("judge", 2 * WORKERS, &[]));
-        self.judge(&self.rows_words("judge", &[&self.table, DATABASES[0], DATABASES[1]]));
+        if databases {
+            self.judge(&self.rows_words("judge", &[&self.table, DATABASES[0], DATABASES[1]]));
+        }
         self.node.hearth(&["umount"]);
         let log = std::fs::read_to_string(format!("{}/node-1/gateway.log", self.node.dir())).unwrap();
         assert!(log.contains(" strays=0"), "pages were written back without a lease: {log}");
