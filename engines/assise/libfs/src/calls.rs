@@ -12,7 +12,7 @@ use crate::state::State;
 use crate::words::GrantedLease;
 use format::call::{
     CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,
-    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
+    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OPEN_WRITE, OpenRequest,
     RELEASE_UNITS_MAX, RENAME_UNIT, RangeRequest, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse,
 };
 use format::record::FileType;
@@ -150,7 +150,7 @@ impl LibFs {
         let request = WalkRequest {
             start: walk.start,
             names: U16::new(names.len() as u16),
-            last_mode: LEASE_READ,
+            last_mode: walk.last_mode,
             parent_mode: walk.parent_mode,
             ahead: U16::new(walk.ahead),
             ahead_mode: walk.ahead_mode,
@@ -204,7 +204,10 @@ impl LibFs {
     ) -> vfs::engine::Result<()> {
         let line = self.line()?;
         self.state().retract_release(inode);
-        let request = OpenRequest { inode, access, mode: LEASE_READ, reserved: [0; 6] };
+        // A mount that opens a file for writing, which a program passes to it, holds it for writing from then on.
+        let is_passed_to_write = token.is_some() && access & OPEN_WRITE != 0;
+        let mode = if is_passed_to_write { LEASE_WRITE } else { LEASE_READ };
+        let request = OpenRequest { inode, access, mode, reserved: [0; 6] };
         let mut response = Vec::new();
         let token = token.as_ref().map_or(&[][..], |token| token);
         match self.call(&line, CallKind::Open, &[request.as_bytes(), token], &mut response)? {

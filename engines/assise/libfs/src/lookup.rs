@@ -70,7 +70,8 @@ impl State {
     }
 
     /// [`Self::entry_node`] for an entry that is about to be removed. A program that removes one name of a directory
-    /// often removes the next ones, so free leases on these are requested in the same call.
+    /// often removes the next ones, so free leases on these are requested in the same call. The lease on the entry itself
+    /// is requested for writing, so that its holder is asked only once.
     pub(crate) fn removed_node(
         &mut self,
         directory: NodeIndex,
@@ -80,8 +81,8 @@ impl State {
         let index = self.nodes.enter(inode);
         if !self.holds(index, LEASE_WRITE)? {
             let ahead = self.ahead_of(directory, cookie);
-            if ahead > 0 {
-                let walk = self.walk_to(directory, name, LEASE_WRITE);
+            if ahead > 0 || !self.holds(index, LEASE_READ)? {
+                let walk = self.walk_to(directory, name, LEASE_WRITE).for_removal();
                 return Err(Need::Walk(walk.ahead(ahead, LEASE_WRITE)).into());
             }
         }

@@ -2,7 +2,7 @@
 //! An attempt runs under the state's lock and waits for nothing. The missing thing is requested without the lock, and
 //! then the attempt is repeated from its beginning. A stopped attempt has no visible effect.
 
-use format::call::LEASE_READ;
+use format::call::{LEASE_READ, LEASE_WRITE};
 use format::pass::TOKEN_BYTES;
 use format::{Cookie, InodeNumber, SegmentId, Sequence};
 
@@ -68,6 +68,8 @@ pub(crate) struct Walk {
     pub names: Vec<Vec<u8>>,
     /// Mode of the lease on the directory that contains the last name.
     pub parent_mode: u8,
+    /// Mode of the lease on the inode of the last name.
+    pub last_mode: u8,
     /// Number of further entries, from the last name on, whose free leases are requested.
     pub ahead: u16,
     pub ahead_mode: u8,
@@ -76,7 +78,12 @@ pub(crate) struct Walk {
 impl Walk {
     /// A walk that requests no leases ahead.
     pub fn new(start: InodeNumber, names: Vec<Vec<u8>>, parent_mode: u8) -> Self {
-        Self { start, names, parent_mode, ahead: 0, ahead_mode: LEASE_READ }
+        Self { start, names, parent_mode, last_mode: LEASE_READ, ahead: 0, ahead_mode: LEASE_READ }
+    }
+
+    /// The same walk to an entry that is about to be removed.
+    pub fn for_removal(self) -> Self {
+        Self { last_mode: LEASE_WRITE, ..self }
     }
 
     /// The same walk, with leases requested ahead.
