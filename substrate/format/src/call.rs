@@ -74,7 +74,8 @@ pub enum CallKind {
     Lock = 18,
     /// [`LockRequest`]; `kind` and `flags` are ignored. No response body.
     Unlock = 19,
-    /// [`LockRequest`]. Response: the [`LockRequest`] of a conflicting lock, or nothing.
+    /// [`LockRequest`]. Response: the [`LockRequest`] of a conflicting lock; if there is none, nothing, or a
+    /// [`LockResponse`] if the request has the flag `LOCK_LEASE`.
     TestLock = 20,
     /// [`LockRequest`], of which only the owner counts: ends all its locks and requests on the inode (0: on all inodes).
     ReleaseLocks = 21,

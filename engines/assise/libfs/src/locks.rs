@@ -154,15 +154,20 @@ impl LibFs {
     fn ask_lock(&self, request: &LockRequest) -> vfs::engine::Result<(u64, u64)> {
         match self.lock_call(CallKind::Lock, request.as_bytes())? {
             (Status::Ok, response, line) => {
-                let (answer, _) = split::<LockResponse>(&response).map_err(|_| Error::Io)?;
-                if let Some(slot) = answer.slot.get().checked_sub(1) {
-                    self.take_lock_lease(&line, request.inode, (slot, answer.expected.get()));
-                }
-                Ok((answer.ticket.get(), line.era))
+                Ok((self.learn_offer(&line, request.inode, &response)?, line.era))
             }
             (Status::Limit, ..) => Err(Error::NoLocks),
             (refused, ..) => Err(error_of(refused)),
         }
+    }
+
+    /// Takes the lock lease that an answer offers, if any; returns the answer's ticket.
+    fn learn_offer(&self, line: &Line, inode: InodeNumber, response: &[u8]) -> vfs::engine::Result<u64> {
+        let (answer, _) = split::<LockResponse>(response).map_err(|_| Error::Io)?;
+        if let Some(slot) = answer.slot.get().checked_sub(1) {
+            self.take_lock_lease(line, inode, (slot, answer.expected.get()));
+        }
+        Ok(answer.ticket.get())
     }
 
     /// Begins to decide the locks on a file in this process, if the lock table can be mapped.
@@ -286,8 +291,13 @@ impl LibFs {
         if let Some(decided) = decided {
             return Ok(decided);
         }
-        match self.lock_call(CallKind::TestLock, request(inode, owner, lock, 0).as_bytes())? {
-            (Status::Ok, response, _) if response.is_empty() => Ok(None),
+        // A program that tests a lock often takes it next, so the lock lease is requested here already.
+        let request = request(inode, owner, lock, LOCK_LEASE);
+        match self.lock_call(CallKind::TestLock, request.as_bytes())? {
+            (Status::Ok, response, line) if response.len() == size_of::<LockResponse>() => {
+                self.learn_offer(&line, inode, &response)?;
+                Ok(None)
+            }
             (Status::Ok, response, _) => {
                 let (found, _) = split::<LockRequest>(&response).map_err(|_| Error::Io)?;
                 lock_of(&found).map(Some).ok_or(Error::Io)

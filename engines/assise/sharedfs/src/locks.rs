@@ -11,7 +11,8 @@ use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::InodeNumber;
 use format::call::{
-    CallKind, LOCK_SHARED, LOCK_WAITS, LockRequest, OWNER_DESCRIPTION, Status, TicketRequest, split,
+    CallKind, LOCK_LEASE, LOCK_SHARED, LOCK_WAITS, LockRequest, OWNER_DESCRIPTION, Status, TicketRequest,
+    split,
 };
 use format::locks::LOCK_LIST_MAX;
 use format::register::{RegisterEntry, RegisterKind};
@@ -366,13 +367,20 @@ impl Core {
             }
             CallKind::Unlock => self.decide_locks(id, unit)?.unlock(id, &request),
             CallKind::TestLock => {
-                let mut state = self.decide_locks(id, unit)?;
-                let found = state.test_lock(id, &request)?;
-                if found.is_empty() {
-                    return Ok(found);
+                let found = {
+                    let mut state = self.decide_locks(id, unit)?;
+                    let found = state.test_lock(id, &request)?;
+                    if !found.is_empty() {
+                        state.end_locks_of_dead(self, &request);
+                        state.test_lock(id, &request)?
+                    } else {
+                        found
+                    }
+                };
+                if found.is_empty() && request.flags & LOCK_LEASE != 0 {
+                    return Ok(self.with_lock_lease(id, number, &request).as_bytes().to_vec());
                 }
-                state.end_locks_of_dead(self, &request);
-                state.test_lock(id, &request)
+                Ok(found)
             }
             CallKind::ReleaseLocks => self.release_locks(id, &request),
             _ => Err(Status::Invalid),

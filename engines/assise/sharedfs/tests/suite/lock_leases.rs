@@ -98,12 +98,16 @@ fn lock(client: &Client, request: LockRequest) -> Result<LockResponse, Status> {
 /// Requests a lock by a call that asks for the lease; returns the lease, if it was granted.
 fn lease(client: &Client, request: LockRequest) -> Option<Holder> {
     let request = LockRequest { flags: request.flags | LOCK_LEASE, ..request };
-    let answer = lock(client, request).unwrap();
+    holder_of(client, request.inode, lock(client, request).unwrap())
+}
+
+/// The lease that an answer grants, if any.
+fn holder_of(client: &Client, inode: InodeNumber, answer: LockResponse) -> Option<Holder> {
     assert_eq!(answer.ticket.get(), 0);
     let slot = answer.slot.get().checked_sub(1)?;
     let table = client.daemon.lock_table(client.session).unwrap();
     assert_eq!(table.bytes(), LOCK_TABLE_BYTES as u64);
-    let (expected, inode) = (answer.expected.get(), request.inode);
+    let expected = answer.expected.get();
     let mut holder = Holder { table, slot, expected, inode, sequence: 0 };
     holder.sequence = holder.list().sequence.get();
     Some(holder)
@@ -137,6 +141,25 @@ fn whoever_asks_next_finds_what_the_table_says_and_the_lease_is_over() {
     assert!(lease(&two, part(5, 5)).is_none(), "another's lock is there");
     one.call(CallKind::ReleaseLocks, &[request(ROOT, 12, 1, 0).as_bytes()]).unwrap();
     assert!(lease(&two, part(5, 5)).is_some());
+}
+
+#[test]
+fn a_test_that_finds_no_lock_grants_the_lease_and_one_that_finds_a_lock_does_not() {
+    let (_folder, _medium, daemon) = fresh(config());
+    let (one, two) = (attach(&daemon, 1), attach(&daemon, 1));
+    let tested = LockRequest { flags: LOCK_LEASE, ..request(ROOT, 11, LOCK_EXCLUSIVE, 0) };
+    let test = || one.call(CallKind::TestLock, &[tested.as_bytes()]).unwrap();
+    let answer = split::<LockResponse>(&test()).unwrap().0;
+    let mut holder = holder_of(&one, ROOT, answer).unwrap();
+    assert!(holder.holds(&one) && holder.list().locks.is_empty());
+    holder.write(&[held(11, LOCK_SHARED, 0, 9)]);
+    assert_eq!(in_the_way(&two, request(ROOT, 22, LOCK_EXCLUSIVE, 0)).unwrap().owner.get(), 11);
+    assert!(!holder.holds(&one));
+    lock(&two, request(ROOT, 22, LOCK_SHARED, 0)).unwrap();
+    assert_eq!(split::<LockRequest>(&test()).unwrap().0.owner.get(), 22);
+    two.call(CallKind::Unlock, &[request(ROOT, 22, LOCK_SHARED, 0).as_bytes()]).unwrap();
+    let plain = LockRequest { flags: 0, ..tested };
+    assert_eq!(in_the_way(&one, plain), None, "an answer without the flag is empty");
 }
 
 #[test]
