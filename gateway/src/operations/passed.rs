@@ -11,6 +11,7 @@ use crate::abi::{AttrOut, Body, CreateIn, EntryOut, InHeader, opcode};
 use crate::callers::caller;
 use crate::gateway::{Answer, Gateway};
 use crate::reply::Reply;
+use crate::units::VALID_SECONDS;
 use format::InodeNumber;
 use format::pass::{FOLDER, PassName};
 use format::record::FileType;
@@ -20,8 +21,24 @@ use vfs::engine::Attributes;
 
 /// The folder's node. No inode has this number.
 const FOLDER_NODE: InodeNumber = InodeNumber::new(u64::MAX - 1);
-/// All users may open a name in the folder, but none may list it.
-const FOLDER_MODE: u32 = 0o333;
+/// The folder's attributes. They and its name never change, so the kernel caches them without a lease. All users may
+/// open a name in the folder, but none may list it.
+const FOLDER_ATTRIBUTES: Attributes = Attributes {
+    inode: FOLDER_NODE,
+    file_type: FileType::Directory,
+    mode: 0o333,
+    uid: 0,
+    gid: 0,
+    links: 2,
+    size: 0,
+    blocks: 0,
+    rdev: 0,
+    atime_ns: 0,
+    mtime_ns: 0,
+    ctime_ns: 0,
+    btime_ns: 0,
+    parent: InodeNumber::ROOT,
+};
 
 impl Gateway {
     /// Serves a message about the folder; none for all others.
@@ -39,17 +56,15 @@ impl Gateway {
             && header.node == InodeNumber::ROOT.get()
             && name.string() == Ok(FOLDER);
         is_folder.then(|| {
-            let folder = self.folder()?;
-            reply.put(&EntryOut { node: FOLDER_NODE.get(), attr: attr(&folder), ..EntryOut::default() });
+            reply.put(&EntryOut {
+                node: FOLDER_NODE.get(),
+                attr: attr(&FOLDER_ATTRIBUTES),
+                attr_valid: VALID_SECONDS,
+                entry_valid: VALID_SECONDS,
+                ..EntryOut::default()
+            });
             Ok(Answer::Ready)
         })
-    }
-
-    /// The attributes of the folder: those of the root, with the differences above.
-    fn folder(&self) -> Result<Attributes, Error> {
-        let root = self.engine.root()?;
-        self.engine.forget(&[root.inode]);
-        Ok(Attributes { inode: FOLDER_NODE, mode: FOLDER_MODE, uid: 0, gid: 0, links: 2, size: 0, ..root })
     }
 
     fn in_folder(
@@ -61,7 +76,8 @@ impl Gateway {
         match header.opcode {
             opcode::FORGET => Ok(Answer::None),
             opcode::GETATTR => {
-                reply.put(&AttrOut { attr: attr(&self.folder()?), ..AttrOut::default() });
+                let attr = attr(&FOLDER_ATTRIBUTES);
+                reply.put(&AttrOut { attr, valid: VALID_SECONDS, ..AttrOut::default() });
                 Ok(Answer::Ready)
             }
             opcode::STATX => Ok(Answer::Unknown),
