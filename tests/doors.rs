@@ -8,6 +8,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
 mod harness;
+#[path = "doors/mapped.rs"]
+mod mapped;
 mod processes;
 #[path = "doors/stress.rs"]
 mod stress;
