@@ -37,14 +37,14 @@ struct Store {
 const _: () = assert!(size_of::<Store>() == 56);
 
 /// Patches a library.
-pub fn apply(library: &Library, plan: &Plan) -> Outcome {
+pub fn apply(library: &Library, plan: &Plan<'_>) -> Outcome {
     let all = plan.sites.len() as u32 + plan.left;
     let (start, text) = library.text;
-    let same = |site: &&Site| {
+    let same = |site: &&Site<'_>| {
         let at = (site.offset - start) as usize;
         text[at..at + site.original.len()] == site.original[..]
     };
-    let sites: Vec<&Site> = plan.sites.iter().filter(same).collect();
+    let sites: Vec<&Site<'_>> = plan.sites.iter().filter(same).collect();
     let bytes = HEAD + sites.iter().map(|site| site.code.len().next_multiple_of(16)).sum::<usize>();
     let bytes = (bytes as u64).next_multiple_of(PAGE);
     let Some(block) = map_near(library.base + start, bytes) else { return Outcome { patched: 0, left: all } };
@@ -88,7 +88,7 @@ fn map_near(address: u64, bytes: u64) -> Option<u64> {
 }
 
 /// Fills the block with trampolines; returns the jumps to them.
-fn write_trampolines(library: &Library, sites: &[&Site], block: u64, bytes: u64) -> Vec<Store> {
+fn write_trampolines(library: &Library, sites: &[&Site<'_>], block: u64, bytes: u64) -> Vec<Store> {
     // SAFETY: mapped just now, writable, and known to no other code.
     let memory = unsafe { std::slice::from_raw_parts_mut(block as *mut u8, bytes as usize) };
     for (index, address) in entry::addresses().into_iter().enumerate() {
@@ -98,9 +98,11 @@ fn write_trampolines(library: &Library, sites: &[&Site], block: u64, bytes: u64)
     let mut stores = Vec::with_capacity(sites.len());
     for site in sites {
         let code = block + at as u64;
-        let Some(filled) = fill_trampoline(library, site, block, code) else { continue };
-        memory[at..at + filled.len()].copy_from_slice(&filled);
-        at += filled.len().next_multiple_of(16);
+        let bytes = site.code.len();
+        if fill_trampoline(library, site, block, (code, &mut memory[at..at + bytes])).is_none() {
+            continue;
+        }
+        at += bytes.next_multiple_of(16);
         let address = library.base + site.offset;
         let Some(distance) = displacement(address + JUMP_BYTES as u64, code) else { continue };
         let mut bytes = [TRAP; WINDOW_BYTES_MAX];
@@ -111,9 +113,14 @@ fn write_trampolines(library: &Library, sites: &[&Site], block: u64, bytes: u64)
     stores
 }
 
-/// The trampoline of a site, for an address.
-fn fill_trampoline(library: &Library, site: &Site, block: u64, address: u64) -> Option<Vec<u8>> {
-    let mut code = site.code.clone();
+/// Writes the trampoline of a site to its address. If it cannot run there, what is written does not count.
+fn fill_trampoline(
+    library: &Library,
+    site: &Site<'_>,
+    block: u64,
+    (address, code): (u64, &mut [u8]),
+) -> Option<()> {
+    code.copy_from_slice(&site.code);
     for fixup in &site.fixups {
         let to = match fixup.to {
             FixupTarget::Library(offset) => library.base.checked_add(offset)?,
@@ -123,7 +130,7 @@ fn fill_trampoline(library: &Library, site: &Site, block: u64, address: u64) -> 
         let at = usize::from(fixup.at);
         code[at..at + 4].copy_from_slice(&distance.to_le_bytes());
     }
-    Some(code)
+    Some(())
 }
 
 fn displacement(from: u64, to: u64) -> Option<i32> {

@@ -13,20 +13,29 @@ use crate::raw;
 use std::ffi::CString;
 
 const MAGIC: &[u8; 8] = b"HEARTHPL";
-/// Changes whenever the trampolines change.
-const VERSION: u64 = 2;
+/// Changes whenever the trampolines or the checksum change.
+const VERSION: u64 = 3;
 const FILE_BYTES_MAX: usize = 1 << 20;
 const CODE_BYTES_MAX: usize = 200;
 
-/// FNV-1a, 64 bits.
-fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+pub(super) const HASH_BEGIN: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a over words of 64 bits, with a rotation so that high bits also reach the low ones; the last word is padded.
+/// Each start of a program computes it over a whole plan.
+pub(super) fn hash(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let hash = words.iter().fold(HASH_BEGIN, |hash, word| hash_word(hash, u64::from_le_bytes(*word)));
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    hash_word(hash_word(hash, u64::from_le_bytes(last)), bytes.len() as u64)
+}
+
+pub(super) fn hash_word(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }
 
 /// `$XDG_CACHE_HOME/hearth` or `~/.cache/hearth`.
-fn folder() -> Option<Vec<u8>> {
+pub(super) fn folder() -> Option<Vec<u8>> {
     use std::os::unix::ffi::OsStringExt;
     let from = |name: &str, rest: &[u8]| {
         let value = std::env::var_os(name)?.into_vec();
@@ -40,28 +49,27 @@ fn file_name(library: &Library) -> Vec<u8> {
     format!("/patch-{hex}").into_bytes()
 }
 
-/// Reads the plan for a library, if there is a valid one.
-pub fn load(library: &Library) -> Option<Plan> {
+/// Reads the plan for a library into a buffer, if there is a valid one.
+pub fn load<'a>(library: &Library, contents: &'a mut Vec<u8>) -> Option<Plan<'a>> {
     let path = CString::new([folder()?, file_name(library)].concat()).ok()?;
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let fd = raw::open_at(libc::AT_FDCWD, &path, flags, 0).ok()?;
-    let bytes = trusted_bytes(fd).and_then(|bytes| {
-        let mut contents = vec![0; bytes];
-        let got = raw::read_at(fd, &mut contents, 0).ok()?;
-        (got == bytes).then_some(contents)
+    let whole = trusted_bytes(fd).filter(|bytes| *bytes <= FILE_BYTES_MAX).is_some_and(|bytes| {
+        contents.resize(bytes, 0);
+        raw::read_at(fd, contents, 0) == Ok(bytes)
     });
     raw::close(fd);
-    decode(&bytes?, library)
+    if whole { decode(contents, library) } else { None }
 }
 
 /// Length of an open file that only this user and root can have written.
-fn trusted_bytes(fd: i32) -> Option<usize> {
+pub(super) fn trusted_bytes(fd: i32) -> Option<usize> {
     // SAFETY: a structure of integers, which the kernel fills.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the structure lives across the call.
     unsafe { raw::try_call(libc::SYS_fstat, &[raw::number(fd), (&raw mut status) as u64]) }.ok()?;
     let bytes = usize::try_from(status.st_size).ok()?;
-    trusted(&status, user()).then_some(bytes).filter(|bytes| *bytes <= FILE_BYTES_MAX)
+    trusted(&status, user()).then_some(bytes)
 }
 
 fn trusted(status: &libc::stat, user: u32) -> bool {
@@ -76,7 +84,7 @@ fn user() -> u32 {
 }
 
 /// Stores a plan for the next process, and ignores failures.
-pub fn store(library: &Library, plan: &Plan) {
+pub fn store(library: &Library, plan: &Plan<'_>) {
     let Some(folder) = folder() else { return };
     let name = [folder.as_slice(), &file_name(library)].concat();
     let beside = [name.as_slice(), format!(".{}", raw::process()).as_bytes()].concat();
@@ -101,7 +109,7 @@ pub fn store(library: &Library, plan: &Plan) {
 }
 
 /// Creates the folder and its parent.
-fn make_folder(folder: &CString) {
+pub(super) fn make_folder(folder: &CString) {
     let bytes = folder.as_bytes();
     let parent = bytes.iter().rposition(|byte| *byte == b'/').map(|end| &bytes[..end]);
     for path in
@@ -113,7 +121,7 @@ fn make_folder(folder: &CString) {
     }
 }
 
-fn encode(library: &Library, plan: &Plan) -> Vec<u8> {
+fn encode(library: &Library, plan: &Plan<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     let mut word = |value: u64| out.extend_from_slice(&value.to_le_bytes());
     word(VERSION);
@@ -161,7 +169,7 @@ impl<'a> Reader<'a> {
 
 /// Decodes a plan; `None` unless it is complete and made for this library and this code. Any input is safe: all writes
 /// of the result are within the text and the trampolines.
-fn decode(bytes: &[u8], library: &Library) -> Option<Plan> {
+fn decode<'a>(bytes: &'a [u8], library: &Library) -> Option<Plan<'a>> {
     let mut reader = Reader(bytes.strip_prefix(MAGIC)?);
     if reader.word()? != hash(reader.0) {
         return None;
@@ -179,17 +187,17 @@ fn decode(bytes: &[u8], library: &Library) -> Option<Plan> {
     for _ in 0..count {
         let offset = reader.word()?;
         let (original, code, fixups) = (reader.byte()?, reader.byte()?, reader.byte()?);
-        let original = reader.take(original.into())?.to_vec();
-        let code = reader.take(code.into())?.to_vec();
+        let (original, code) = (reader.take(original.into())?, reader.take(code.into())?);
         let at = usize::try_from(offset.checked_sub(start)?).ok()?;
         let fits = at.checked_add(original.len()).is_some_and(|end| end <= text.len());
         if !fits || original.len() > WINDOW_BYTES_MAX || code.len() > CODE_BYTES_MAX {
             return None;
         }
-        let fixups: Option<Vec<Fixup>> = (0..fixups)
-            .map(|_| fixup(&mut reader).filter(|fixup| usize::from(fixup.at) + 4 <= code.len()))
-            .collect();
-        sites.push(Site { offset, original, code, fixups: fixups? });
+        let mut relative = Vec::with_capacity(fixups.into());
+        for _ in 0..fixups {
+            relative.push(fixup(&mut reader).filter(|fixup| usize::from(fixup.at) + 4 <= code.len())?);
+        }
+        sites.push(Site { offset, original: original.into(), code: code.into(), fixups: relative });
     }
     reader.0.is_empty().then_some(Plan { sites, left })
 }

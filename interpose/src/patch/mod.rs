@@ -52,7 +52,8 @@ fn patch() -> Outcome {
         total.left += 1;
     }
     for library in libraries {
-        let Some(plan) = cache::load(&library).or_else(|| plan_anew(&library)) else { continue };
+        let mut contents = Vec::new();
+        let plan = cache::load(&library, &mut contents).unwrap_or_else(|| plan_anew(&library));
         let outcome = apply::apply(&library, &plan);
         total.patched += outcome.patched;
         total.left += outcome.left;
@@ -60,10 +61,10 @@ fn patch() -> Outcome {
     total
 }
 
-fn plan_anew(library: &image::Library) -> Option<plan::Plan> {
+fn plan_anew(library: &image::Library) -> plan::Plan<'static> {
     let plan = plan::Plan::of(library);
     cache::store(library, &plan);
-    Some(plan)
+    plan
 }
 
 /// How many threads the process has.

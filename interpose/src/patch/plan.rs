@@ -13,6 +13,7 @@
 use super::image::Library;
 use crate::dispatch::KINDS;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use std::borrow::Cow;
 
 /// Bytes of `jmp rel32`.
 pub const JUMP_BYTES: usize = 5;
@@ -46,22 +47,22 @@ pub struct Fixup {
 
 /// One `syscall` instruction and its window.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Site {
+pub struct Site<'a> {
     /// Offset of the window in the library.
     pub offset: u64,
     /// The original bytes of the window.
-    pub original: Vec<u8>,
+    pub original: Cow<'a, [u8]>,
     /// The trampoline.
-    pub code: Vec<u8>,
+    pub code: Cow<'a, [u8]>,
     /// Its fields.
     pub fixups: Vec<Fixup>,
 }
 
 /// A library's sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct Plan<'a> {
     /// Sites that can be patched.
-    pub sites: Vec<Site>,
+    pub sites: Vec<Site<'a>>,
     /// Number of sites that cannot be patched.
     pub left: u32,
 }
@@ -108,7 +109,7 @@ impl Makes {
     }
 }
 
-impl Plan {
+impl Plan<'static> {
     /// Decodes a library.
     pub fn of(library: &Library) -> Self {
         let (start, text) = library.text;
@@ -350,7 +351,7 @@ impl Assembler {
 }
 
 /// The site for a window whose `syscall` is its instruction `at`.
-fn site(library: &Library, window: &[Instruction], at: usize, makes: Makes) -> Option<Site> {
+fn site(library: &Library, window: &[Instruction], at: usize, makes: Makes) -> Option<Site<'static>> {
     let (start, text) = library.text;
     let offset = window.first()?.ip();
     let end = window.last()?.next_ip();
@@ -373,7 +374,7 @@ fn site(library: &Library, window: &[Instruction], at: usize, makes: Makes) -> O
     }
     out.jump(end);
     let original = text[(offset - start) as usize..(end - start) as usize].to_vec();
-    Some(Site { offset, original, code: out.code, fixups: out.fixups })
+    Some(Site { offset, original: original.into(), code: out.code.into(), fixups: out.fixups })
 }
 
 #[cfg(test)]
@@ -381,7 +382,7 @@ mod tests {
     use super::*;
     use crate::patch::image;
 
-    fn plan(code: &'static [u8]) -> Plan {
+    fn plan(code: &'static [u8]) -> Plan<'static> {
         Plan::of(&Library { base: 0, text: (0x1000, code), build_id: vec![1] })
     }
 
