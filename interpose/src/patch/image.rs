@@ -54,14 +54,40 @@ unsafe fn library(info: &libc::dl_phdr_info) -> Option<Library> {
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
     let code =
         headers.iter().find(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0)?;
-    let at = |offset: u64, bytes: u64| {
-        // SAFETY: loaded segments are mapped readable as long as the library is.
-        unsafe { std::slice::from_raw_parts((info.dlpi_addr + offset) as *const u8, bytes as usize) }
+    // SAFETY: loaded segments are mapped readable as long as the library is.
+    let text = unsafe { contents(info, code) };
+    // SAFETY: as the caller guarantees.
+    let build_id = unsafe { build_id_of(info) }?;
+    Some(Library { base: info.dlpi_addr, text: (code.p_vaddr, text), build_id })
+}
+
+/// # Safety
+/// The header is of a segment that is mapped readable and stays so.
+unsafe fn contents(info: &libc::dl_phdr_info, header: &libc::Elf64_Phdr) -> &'static [u8] {
+    let start = (info.dlpi_addr + header.p_vaddr) as *const u8;
+    // SAFETY: as the caller guarantees.
+    unsafe { std::slice::from_raw_parts(start, header.p_memsz as usize) }
+}
+
+/// The build id of an object, if it has one in memory.
+///
+/// # Safety
+/// The structure describes an object that stays loaded.
+pub unsafe fn build_id_of(info: &libc::dl_phdr_info) -> Option<Vec<u8>> {
+    // SAFETY: the dynamic linker's own table.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    let loaded = |note: &&libc::Elf64_Phdr| {
+        headers
+            .iter()
+            .filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_R != 0)
+            .any(|header| {
+                let end = header.p_vaddr + header.p_filesz;
+                (header.p_vaddr..end).contains(&note.p_vaddr) && note.p_vaddr + note.p_memsz <= end
+            })
     };
-    let notes = headers.iter().filter(|header| header.p_type == libc::PT_NOTE);
-    let build_id = notes.filter_map(|note| build_id(at(note.p_vaddr, note.p_memsz))).next()?;
-    let text = (code.p_vaddr, at(code.p_vaddr, code.p_memsz));
-    Some(Library { base: info.dlpi_addr, text, build_id })
+    let notes = headers.iter().filter(|header| header.p_type == libc::PT_NOTE).filter(loaded);
+    // SAFETY: the notes are part of a loaded segment, which is mapped as long as the object is.
+    notes.filter_map(|note| build_id(unsafe { contents(info, note) })).next()
 }
 
 /// The build-id among a segment's notes.

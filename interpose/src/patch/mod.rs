@@ -6,7 +6,8 @@
 //!   trampoline.
 //! - `cache` keeps plans in files, so that a start need not decode.
 //! - `apply` applies a plan: it writes trampolines within reach, then jumps.
-//! - `others` checks whether all other code leaves system calls to these two libraries.
+//! - `others` checks whether all other code leaves system calls to these two libraries; `searched` remembers the
+//!   programs for which that was found.
 //!
 //! Instructions whose call can never concern a file are not patched, and neither is `rt_sigreturn`. Any failure (no
 //! memory in reach, a policy against it) leaves the library unchanged; the symbols still work.
@@ -18,6 +19,7 @@ mod cache;
 mod image;
 mod others;
 mod plan;
+mod searched;
 
 use crate::memory::{Buffer, Use};
 use apply::Outcome;

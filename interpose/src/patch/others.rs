@@ -8,9 +8,9 @@
 //! one of 100 such places, in a table within libcrypto's code. A wrong positive costs the process locks that it does
 //! not need.
 
-use super::image;
+use super::{image, searched};
 use iced_x86::{Decoder, DecoderOptions};
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -19,11 +19,42 @@ const BEFORE: Range<usize> = 48..64;
 /// Bytes that are searched in one step.
 const BLOCK_BYTES: usize = 64;
 
+/// A loaded object whose code is not patched.
+pub struct Object {
+    /// Its path; empty for the program itself.
+    pub path: &'static CStr,
+    pub build_id: Option<Vec<u8>>,
+    /// Its code: offsets in the object, and contents.
+    pub code: Vec<(u64, &'static [u8])>,
+    /// The code can be written later, or cannot be read, so it cannot be checked.
+    is_unknown: bool,
+}
+
+impl Object {
+    /// An object whose code can be checked.
+    pub fn new(path: &'static CStr, build_id: Option<Vec<u8>>, code: Vec<(u64, &'static [u8])>) -> Self {
+        Self { path, build_id, code, is_unknown: false }
+    }
+}
+
 /// Whether some loaded object makes system calls itself, or may do so.
 pub fn any_calls() -> bool {
-    let mut found = false;
-    // SAFETY: the callback gets the address of the word, which lives across the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    let mut objects: Vec<Object> = Vec::new();
+    // SAFETY: the callback gets back the vector, which lives across the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut objects).cast()) };
+    if objects.iter().any(|object| object.is_unknown) {
+        return true;
+    }
+    let code = || objects.iter().flat_map(|object| &object.code).map(|(_, code)| *code);
+    let is_large = code().map(<[u8]>::len).sum::<usize>() >= searched::BYTES_MIN;
+    let program = if is_large { searched::Program::of(&objects) } else { None };
+    if program.as_ref().is_some_and(searched::Program::is_known) {
+        return false;
+    }
+    let found = code().any(has_call);
+    if let Some(program) = program.filter(|_| !found) {
+        program.remember();
+    }
     found
 }
 
@@ -32,9 +63,8 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, found
     // of `any_calls`.
     unsafe {
         let info = &*info;
-        if !image::is_patched(info) && !is_kernels(info) && !is_ours(info) && calls(info) {
-            *found.cast::<bool>() = true;
-            return 1;
+        if !image::is_patched(info) && !is_kernels(info) && !is_ours(info) {
+            (*found.cast::<Vec<Object>>()).push(object(info));
         }
     }
     0
@@ -62,17 +92,21 @@ fn segments(info: &libc::dl_phdr_info) -> impl Iterator<Item = (Range<u64>, u32)
 }
 
 /// # Safety
-/// The structure describes a loaded object.
-unsafe fn calls(info: &libc::dl_phdr_info) -> bool {
-    segments(info).filter(|(_, flags)| flags & libc::PF_X != 0).any(|(range, flags)| {
-        // Code that can be written later, or cannot be read, cannot be checked.
-        if flags & libc::PF_W != 0 || flags & libc::PF_R == 0 {
-            return true;
-        }
+/// The structure describes an object that stays loaded.
+unsafe fn object(info: &libc::dl_phdr_info) -> Object {
+    let executable = segments(info).filter(|(_, flags)| flags & libc::PF_X != 0);
+    let (known, unknown): (Vec<_>, Vec<_>) =
+        executable.partition(|(_, flags)| flags & libc::PF_W == 0 && flags & libc::PF_R != 0);
+    let code = known.into_iter().map(|(range, _)| {
         let bytes = (range.end - range.start) as usize;
         // SAFETY: loaded segments are mapped as long as the object is, this one readable.
-        has_call(unsafe { std::slice::from_raw_parts(range.start as *const u8, bytes) })
-    })
+        let code = unsafe { std::slice::from_raw_parts(range.start as *const u8, bytes) };
+        (range.start - info.dlpi_addr, code)
+    });
+    // SAFETY: the dynamic linker's own string, which exists as long as the object; the structure is as the caller
+    // guarantees.
+    let (path, build_id) = unsafe { (CStr::from_ptr(info.dlpi_name), image::build_id_of(info)) };
+    Object { is_unknown: !unknown.is_empty(), ..Object::new(path, build_id, code.collect()) }
 }
 
 /// Whether there is a `syscall` in the code.
