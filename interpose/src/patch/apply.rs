@@ -113,7 +113,7 @@ fn write_trampolines(library: &Library, sites: &[&Site<'_>], block: u64, bytes: 
     stores
 }
 
-/// Writes the trampoline of a site to its address. If it cannot run there, what is written does not count.
+/// Writes the trampoline of a site to its address. None if it cannot run there.
 fn fill_trampoline(
     library: &Library,
     site: &Site<'_>,

@@ -96,7 +96,7 @@ fn with_table<T>(folder: Vec<u8>, flags: i32, act: impl FnOnce(i32) -> Option<T>
     done
 }
 
-/// What identifies the present contents of a file.
+/// Numbers that identify the present contents of a file.
 fn file(path: &CStr) -> Option<[u64; 7]> {
     // SAFETY: a structure of integers, which the kernel fills.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };

@@ -142,9 +142,6 @@ pub const LEASE_READ: u8 = 1;
 /// A lease for writing: no other session reads or changes the unit.
 pub const LEASE_WRITE: u8 = 2;
 
-/// [`OpenRequest::access`]: the file is written.
-pub const OPEN_WRITE: u8 = 2;
-
 /// Walks from a directory that the session holds, or from the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

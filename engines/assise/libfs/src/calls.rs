@@ -12,7 +12,7 @@ use crate::state::State;
 use crate::words::GrantedLease;
 use format::call::{
     CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,
-    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OPEN_WRITE, OpenRequest,
+    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
     RELEASE_UNITS_MAX, RENAME_UNIT, RangeRequest, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse,
 };
 use format::record::FileType;
@@ -25,6 +25,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Minimum of blocks of a file for which one call requests extents.
 const EXTENT_BLOCKS: u64 = 4096;
+
+/// Bit of an `OpenRequest`'s access: the file is written.
+const ACCESS_WRITE: u8 = 2;
 
 /// An upper bound for the numbers of the kinds of calls.
 pub(crate) const KINDS: usize = 32;
@@ -205,7 +208,7 @@ impl LibFs {
         let line = self.line()?;
         self.state().retract_release(inode);
         // A mount that opens a file for writing, which a program passes to it, holds it for writing from then on.
-        let is_passed_to_write = token.is_some() && access & OPEN_WRITE != 0;
+        let is_passed_to_write = token.is_some() && access & ACCESS_WRITE != 0;
         let mode = if is_passed_to_write { LEASE_WRITE } else { LEASE_READ };
         let request = OpenRequest { inode, access, mode, reserved: [0; 6] };
         let mut response = Vec::new();

@@ -366,25 +366,26 @@ impl Core {
                 }
             }
             CallKind::Unlock => self.decide_locks(id, unit)?.unlock(id, &request),
-            CallKind::TestLock => {
-                let found = {
-                    let mut state = self.decide_locks(id, unit)?;
-                    let found = state.test_lock(id, &request)?;
-                    if !found.is_empty() {
-                        state.end_locks_of_dead(self, &request);
-                        state.test_lock(id, &request)?
-                    } else {
-                        found
-                    }
-                };
-                if found.is_empty() && request.flags & LOCK_LEASE != 0 {
-                    return Ok(self.with_lock_lease(id, number, &request).as_bytes().to_vec());
-                }
-                Ok(found)
-            }
+            CallKind::TestLock => self.test_lock(id, number, &request),
             CallKind::ReleaseLocks => self.release_locks(id, &request),
             _ => Err(Status::Invalid),
         }
+    }
+
+    fn test_lock(&self, id: SessionId, number: u64, request: &LockRequest) -> Result<Vec<u8>, Status> {
+        let found = {
+            let mut state = self.decide_locks(id, request.inode)?;
+            let mut found = state.test_lock(id, request)?;
+            if !found.is_empty() {
+                state.end_locks_of_dead(self, request);
+                found = state.test_lock(id, request)?;
+            }
+            found
+        };
+        if found.is_empty() && request.flags & LOCK_LEASE != 0 {
+            return Ok(self.with_lock_lease(id, number, request).as_bytes().to_vec());
+        }
+        Ok(found)
     }
 
     fn release_locks(&self, id: SessionId, request: &LockRequest) -> Result<Vec<u8>, Status> {
