@@ -20,6 +20,19 @@ fn what_one_program_writes_the_next_one_reads() {
     assert_eq!(node.sh("cat $T/greeting $T/folder/file").expect_success(), "hello\nthere\n");
 }
 
+/// A script that locks a file, so that it runs once, starts a node.
+#[test]
+fn a_node_keeps_nothing_open_that_its_starter_had_open() {
+    let node = Node::up();
+    node.hearth(&["down"]).expect_success();
+    let script = "exec 9> \"$1/lock\" && flock 9 && \"$2\" up --dir \"$1\" > \"$1/said\" && exec 9>&- &&
+        flock -n \"$1/lock\" true && echo free";
+    let program = env!("CARGO_BIN_EXE_hearth");
+    let done = harness::limited(&["sh"], &["-c", script, "sh", node.dir(), program]);
+    assert_eq!(done.expect_success(), "free\n");
+    node.sh("echo hello > $T/greeting").expect_success();
+}
+
 #[test]
 fn what_a_program_knows_from_a_listing_only_it_can_open_and_remove() {
     let node = Node::up();

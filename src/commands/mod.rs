@@ -455,6 +455,10 @@ pub fn run(arguments: Arguments) -> ExitCode {
         say::aside(format_args!("hearth: cannot leave the tree of hearth run: {why}"));
         return ExitCode::from(FAILED);
     }
+    if matches!(arguments.command, Command::Up(_) | Command::Start(_) | Command::Mount(_)) {
+        // A node lives on, and would keep what its starter had open or locked.
+        ipc::pass_no_descriptors_on();
+    }
     let done = match arguments.command {
         Command::Up(up) => up::run(&up),
         Command::Down(down) => down::run(&down),

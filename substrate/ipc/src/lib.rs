@@ -35,4 +35,4 @@ pub use ring::{Call, Link, Response, RingClient, RingLimits, RingServer, Taken};
 pub use shared::{Access, Mapping, Reads, Words};
 pub use socket::{Connection, Listener, Message};
 pub use sync::{LongWord, Word};
-pub use sys::{Descriptor, Keeper, pin_to_one_core};
+pub use sys::{Descriptor, Keeper, pass_no_descriptors_on, pin_to_one_core};
