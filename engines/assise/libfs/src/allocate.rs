@@ -3,7 +3,10 @@
 //! records, and the digest of the first ones frees the nodes that the next ones need.
 
 use crate::engine::LibFs;
+use crate::need::Step;
+use crate::state::State;
 use format::BLOCK_BYTES;
+use format::call::LEASE_WRITE;
 use std::ops::Range;
 use vfs::engine::{Allocate, Engine, Handle, Result, Target};
 use vfs::{Caller, Error};
@@ -22,7 +25,8 @@ impl LibFs {
     /// the last one changes the size.
     ///
     /// # Errors
-    /// Those of [`Engine::allocate`]. After `NoSpace` the file is as before, except that holes of it may be reserved.
+    /// Those of [`Engine::allocate`]. After `NoSpace` the file is as before, except that holes of it may be reserved, and that
+    /// no block of the range beyond its end is.
     pub(crate) fn allocate_range(
         &self,
         caller: &Caller,
@@ -45,12 +49,8 @@ impl LibFs {
                 Ok(()) if is_last => return Ok(()),
                 Ok(()) => from = to,
                 Err(error) => {
-                    // No call has seen these blocks: they are beyond the end of the file.
-                    let size = self.getattr(Target::Open(handle)).map_or(u64::MAX, |found| found.size);
-                    let reserved = range.start.max(size)..from;
-                    if !reserved.is_empty() {
-                        let _ = one(Allocate::PunchHole, reserved);
-                    }
+                    // A failure leaves the blocks reserved, as a crash does.
+                    let _ = self.run(|state| state.free_beyond_end(caller, handle, range.start..from));
                     return Err(error);
                 }
             }
@@ -65,6 +65,20 @@ impl LibFs {
         let in_file_bytes = self.getattr(Target::Open(handle))?.blocks.saturating_mul(512);
         let fits = range.end - range.start <= free_bytes.saturating_add(in_file_bytes);
         if fits { Ok(()) } else { Err(Error::NoSpace) }
+    }
+}
+
+impl State {
+    /// Frees the blocks of a range that are beyond the end of the file. The end is read in the same attempt, under the same
+    /// write lease, so bytes that others have written there meanwhile stay.
+    fn free_beyond_end(&mut self, caller: &Caller, handle: Handle, range: Range<u64>) -> Step<()> {
+        let index = self.writable(handle)?;
+        self.hold(index, LEASE_WRITE)?;
+        let start = range.start.max(self.attributes(index).size);
+        if start >= range.end {
+            return Ok(());
+        }
+        self.allocate(caller, handle, Allocate::PunchHole, (start, range.end - start))
     }
 }
 

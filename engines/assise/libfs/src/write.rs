@@ -25,7 +25,7 @@ const SLICES_ON_STACK: usize = 8;
 
 impl State {
     /// The node of a file that is open for writing.
-    fn writable(&mut self, handle: Handle) -> Step<NodeIndex> {
+    pub(crate) fn writable(&mut self, handle: Handle) -> Step<NodeIndex> {
         let file = self.file(handle)?;
         if !file.access.write {
             return Err(Error::BadDescriptor.into());

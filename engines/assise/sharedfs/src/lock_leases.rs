@@ -194,8 +194,8 @@ impl Core {
         Ok(())
     }
 
-    /// Answers a lock request that was granted, or a test that found no other lock. The session also gets the lease, if it wants it and no other session
-    /// holds or requests a lock on the file.
+    /// Answers a lock request that was granted, or a test that found no other lock. The session also gets the lease, if it
+    /// wants it and no other session holds or requests a lock on the file.
     pub fn with_lock_lease(&self, id: SessionId, number: u64, request: &LockRequest) -> LockResponse {
         let none = LockResponse { ticket: U64::new(0), slot: U32::new(0), expected: U32::new(0) };
         if request.flags & LOCK_LEASE == 0 || !self.may_have_lock_lease(id, request.inode) {
