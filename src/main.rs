@@ -13,6 +13,7 @@ mod health;
 mod key;
 mod limits;
 mod making;
+mod mapped;
 mod measure;
 mod mountpoint;
 mod operations;

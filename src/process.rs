@@ -227,7 +227,7 @@ fn names(line: &str, path: &str) -> bool {
 }
 
 /// All processes.
-fn processes() -> impl Iterator<Item = Pid> {
+pub fn processes() -> impl Iterator<Item = Pid> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
 }

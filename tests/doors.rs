@@ -13,6 +13,8 @@ mod mapped;
 mod processes;
 #[path = "doors/stress.rs"]
 mod stress;
+#[path = "doors/survivors.rs"]
+mod survivors;
 #[path = "doors/ways.rs"]
 mod ways;
 

@@ -25,7 +25,7 @@ pub(crate) struct Device {
     pub(crate) file: File,
     mountpoint: PathBuf,
     /// Device number, which distinguishes it from another mount at the same path.
-    number: Option<(u32, u32)>,
+    pub(crate) number: Option<(u32, u32)>,
 }
 
 fn failed(call: &'static str, path: &Path, errno: i32) -> Error {

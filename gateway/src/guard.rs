@@ -7,11 +7,13 @@
 //!
 //! The serving process sends heartbeats. If it ends without a report, or the heartbeats stop, the guard kills it, makes
 //! the kernel send all unanswered requests again, answers them with EIO, makes the kernel drop all cached data, and
-//! closes the connection. From then on each call and each access to a mapped page fails.
+//! closes the connection. From then on each call and each access to a mapped page fails. Before that, the guard's owner
+//! can end the programs that would continue without their mappings.
 //!
 //! The guard makes no call on the mount and none to SharedFS.
 
 use crate::abi::{self, OutHeader, notice, opcode};
+use crate::device::Device;
 use crate::error::Error;
 use crate::notices::{Notices, SendNotice};
 use crate::reply::Reply;
@@ -109,6 +111,8 @@ fn failed(call: &'static str) -> impl FnOnce(Errno) -> Error {
 pub(crate) struct Guarded {
     host: Arc<dyn Host>,
     device: OwnedFd,
+    /// The mount's device number; none if the kernel did not say it.
+    number: Option<(u32, u32)>,
     pub(crate) kernel_has: Arc<KernelHas>,
     lock: OwnedFd,
     /// The time at which the kernel began to drop the data of the present inode, after all leases were lost.
@@ -121,16 +125,17 @@ pub(crate) struct Guarded {
 impl Guarded {
     pub(crate) fn new(
         host: Arc<dyn Host>,
-        device: &File,
+        device: &Device,
         lock: &File,
         kernel_has: Arc<KernelHas>,
     ) -> Result<Self, Error> {
         let copy = |file: &File| file.try_clone().map(OwnedFd::from);
-        let copies = copy(device).and_then(|device| Ok((device, copy(lock)?)));
+        let number = device.number;
+        let copies = copy(&device.file).and_then(|device| Ok((device, copy(lock)?)));
         let (device, lock) =
             copies.map_err(|error| failed("dup")(Errno::from_io_error(&error).unwrap_or(Errno::MFILE)))?;
         let dropping = Lock::new(host.clone(), None);
-        Ok(Self { host, device, kernel_has, lock, dropping, over: Word::new(0), told: Word::new(0) })
+        Ok(Self { host, device, number, kernel_has, lock, dropping, over: Word::new(0), told: Word::new(0) })
     }
 
     /// Starts a guard; returns the socket to it when it has received its descriptors.
@@ -147,8 +152,11 @@ impl Guarded {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         let flags = SendFlags::NOSIGNAL;
-        rustix::net::sendmsg(&ours, &[IoSlice::new(&[GOES_ON])], &mut ancillary, flags)
-            .map_err(failed("sendmsg"))?;
+        // Zero if it is not known: no mount has this number.
+        let (major, minor) = self.number.unwrap_or_default();
+        let [major, minor] = [major, minor].map(u32::to_le_bytes);
+        let about = [IoSlice::new(&major), IoSlice::new(&minor)];
+        rustix::net::sendmsg(&ours, &about, &mut ancillary, flags).map_err(failed("sendmsg"))?;
         let mut ready = [0];
         match rustix::io::read(&ours, &mut ready) {
             Ok(1) => Ok(ours),
@@ -202,16 +210,23 @@ pub enum Ended {
     Poisoned,
 }
 
-/// Guards a mount; this is the whole task of the process that was started for it.
+/// Guards a mount; this is the whole task of the process that was started for it. If the gateway fails, `at_end` is called
+/// with the mount's device number, when the kernel has no data of it and before the mount counts as gone.
 ///
 /// # Errors
 /// `System`: the process that started this one is gone, or a system call failed; then the mount was not guarded.
-pub fn guard(host: &Arc<dyn Host>, gateway: &OwnedFd) -> Result<Ended, Error> {
+pub fn guard(
+    host: &Arc<dyn Host>,
+    gateway: &OwnedFd,
+    at_end: impl FnOnce((u32, u32)),
+) -> Result<Ended, Error> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    rustix::net::recvmsg(gateway, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+    let (mut major, mut minor) = ([0; 4], [0; 4]);
+    let mut about = [IoSliceMut::new(&mut major), IoSliceMut::new(&mut minor)];
+    rustix::net::recvmsg(gateway, &mut about, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
         .map_err(failed("recvmsg"))?;
+    let number = (u32::from_le_bytes(major), u32::from_le_bytes(minor));
     let mut given = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
@@ -225,7 +240,7 @@ pub fn guard(host: &Arc<dyn Host>, gateway: &OwnedFd) -> Result<Ended, Error> {
         return Ok(Ended::InOrder);
     }
     let guard = Poison { host: host.clone(), device: device.into(), done: Word::new(0) };
-    guard.poison(&File::from(kernel_has), process.as_fd())?;
+    guard.poison(&File::from(kernel_has), process.as_fd(), || at_end(number))?;
     Ok(Ended::Poisoned)
 }
 
@@ -278,7 +293,7 @@ struct Poison {
 }
 
 impl Poison {
-    fn poison(self, kernel_has: &File, process: BorrowedFd<'_>) -> Result<(), Error> {
+    fn poison(self, kernel_has: &File, process: BorrowedFd<'_>, at_end: impl FnOnce()) -> Result<(), Error> {
         let poison = Arc::new(self);
         let theirs = poison.clone();
         let refuse = Box::new(move || theirs.refuse_all());
@@ -311,6 +326,8 @@ impl Poison {
             }
         }
         let _ = notices.drop_names();
+        // Meanwhile requests are answered, which a program that ends may send.
+        at_end();
         poison.done.store(1, Ordering::Release);
         let _ = refusing.join();
         Ok(())

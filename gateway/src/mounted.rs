@@ -122,7 +122,7 @@ pub fn serve_guarded(
         give_back();
     })?;
     let guarding = guarding.filter(|_| agreed.caches);
-    let guarded = guarding.map(|guarding| begin_guarding(&host, &device.file, guarding));
+    let guarded = guarding.map(|guarding| begin_guarding(&host, &device, guarding));
     let guarded = guarded.transpose().inspect_err(|_| {
         let _ = device.unmount();
         give_back();
@@ -167,7 +167,7 @@ pub fn serve_guarded(
 }
 
 /// Starts a guard, and the thread that sends heartbeats to it.
-fn begin_guarding(host: &Arc<dyn Host>, device: &File, guarding: Guarding) -> Result<Arc<Guarded>, Error> {
+fn begin_guarding(host: &Arc<dyn Host>, device: &Device, guarding: Guarding) -> Result<Arc<Guarded>, Error> {
     let kernel_has = Arc::new(KernelHas::new(host.clone())?);
     let guarded = Arc::new(Guarded::new(host.clone(), device, &guarding.lock, kernel_has)?);
     let guard = guarded.start(&*guarding.start)?;

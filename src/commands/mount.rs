@@ -1,11 +1,13 @@
 //! `hearth mount` and `hearth umount`: the gateway, a process of its own that shows the tree to every program.
 
 use super::down::{NOTICE, takes_nothing, tell_waiting};
+use super::run::LIBRARY;
 use super::up::{alone, say_ready, wait_until_ready};
 use super::{Mount, Umount, standby};
 use crate::chain::waiting::Parts;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
+use crate::mapped::{Outcome, Programs};
 use crate::mountpoint::{self, Stand, gateway_file};
 use crate::process::{Process, this_program, using};
 use crate::say::{self, quoted};
@@ -273,7 +275,17 @@ pub(super) fn guard() -> Result<ExitCode> {
     let nothing = File::open("/dev/null").map_err(|why| cannot(&why))?;
     rustix::stdio::dup2_stdin(nothing).map_err(|why| cannot(&why))?;
     let host: Arc<dyn Host> = Arc::new(SystemHost);
-    match gateway::guard(&host, &gateway).map_err(|why| cannot(&why))? {
+    let end_programs = |device| {
+        let Outcome { ended, left } = Programs { device, library: LIBRARY }.end(&*host);
+        let why = "they had mapped files of this mount under hearth run";
+        if !ended.is_empty() {
+            tracing::error!("ended the processes {ended:?} by SIGBUS: {why}");
+        }
+        if !left.is_empty() {
+            tracing::error!("cannot end the processes {left:?}: {why}, and may use data that is lost");
+        }
+    };
+    match gateway::guard(&host, &gateway, end_programs).map_err(|why| cannot(&why))? {
         Ended::InOrder => {}
         Ended::Poisoned => {
             tracing::error!(

@@ -32,7 +32,7 @@ const ENVIRONMENT_MOUNT: &str = "HEARTH_MOUNT";
 /// The variable by which a program that `run --standby` started is known, which ends when it is asked to.
 pub(super) const ENVIRONMENT_STANDBY: &str = "HEARTH_STANDBY";
 /// File name of the library.
-const LIBRARY: &str = "libhearth.so";
+pub(super) const LIBRARY: &str = "libhearth.so";
 
 pub(super) fn run(arguments: &Run) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;

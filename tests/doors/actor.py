@@ -1,7 +1,7 @@
 """One program at a file of the tree, told what to do line by line; each answer is a line."""
-import fcntl, mmap, os, sys, threading
+import fcntl, mmap, os, signal, sqlite3, sys, threading
 
-files, maps = {}, {}
+files, maps, databases = {}, {}, []
 
 
 def text(data):
@@ -56,6 +56,28 @@ def act(verb, *rest):
         return "ok"
     if verb == "map":
         maps[rest[0]] = mmap.mmap(files[rest[0]], int(rest[1]))
+        return "ok"
+    if verb == "block_sigbus":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGBUS})
+        return "ok"
+    if verb == "lock":
+        fcntl.lockf(files[rest[0]], fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+        return "ok"
+    if verb == "database":
+        database = sqlite3.connect(rest[0], isolation_level=None)
+        database.execute("pragma journal_mode=wal")
+        database.execute("create table if not exists rows(number integer)")
+        databases.append(database)
+        return "ok"
+    if verb == "row":
+        databases[-1].execute("insert into rows values(?)", (int(rest[0]),))
+        return "ok"
+    if verb == "rows":
+        (count,), (check,) = (databases[-1].execute(what).fetchone()
+                              for what in ("select count(*) from rows", "pragma integrity_check"))
+        return f"{count} {check}"
+    if verb == "sync_all":
+        os.sync()
         return "ok"
     if verb == "store":
         maps[rest[0]][int(rest[1]):int(rest[1]) + len(rest[2])] = rest[2].encode()
@@ -131,3 +153,5 @@ for line in sys.stdin:
         print(act(*line.split()), flush=True)
     except OSError as error:
         print(type(error).__name__, error.errno, flush=True)
+    except sqlite3.Error as error:
+        print("Error", error, flush=True)

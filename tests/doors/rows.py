@@ -1,11 +1,12 @@
 """Rows into one table of SQLite's in WAL mode, from several programs, each row a transaction of its own.
 
 rows.py make DATABASE                      makes the table
-rows.py write DATABASE TABLE NAME          writes until `stop` is in the folder TABLE, and notes there each row that it
-                                           begins, and each that was committed
+rows.py write DATABASE TABLE NAME [dies]   writes until `stop` is in the folder TABLE, and notes there each row that it
+                                           begins, and each that was committed; `dies`: the mount may be killed, and with
+                                           it the mapped index: calls fail, or the program ends
 rows.py judge DATABASE TABLE NAME...       compares the rows with what was noted
 """
-import os, sqlite3, sys, time
+import os, signal, sqlite3, sys, time, traceback
 
 
 def connect(path):
@@ -20,17 +21,44 @@ def make(path):
     connect(path).execute("create table rows(name text, number integer, filling text)")
 
 
-def write(path, folder, name):
-    with open(f"{folder}/rows-{name}", "a") as noted:
-        number, database = 0, connect(path)
+def write(path, folder, name, dies):
+    with open(f"{folder}/rows-{name}", "a+") as noted:
+        noted.seek(0)
+        number, database = sum(line.startswith("b") for line in noted), None
         while not os.path.exists(folder + "/stop"):
-            noted.write(f"b {number}\n")
-            noted.flush()
-            database.execute("insert into rows values(?, ?, ?)", (name, number, "x" * 100))
-            noted.write(f"c {number}\n")
-            noted.flush()
-            number += 1
+            try:
+                database = database or connect(path)
+                noted.write(f"b {number}\n")
+                noted.flush()
+                number += 1
+                database.execute("insert into rows values(?, ?, ?)", (name, number - 1, "x" * 100))
+                noted.write(f"c {number - 1}\n")
+                noted.flush()
+            except sqlite3.OperationalError:
+                if not dies:
+                    raise
+                # There is another mount in a moment.
+                if database:
+                    database.close()
+                database = None
             time.sleep(0.005)
+
+
+def supervise(begin):
+    """A program that dies by SIGBUS, when its mount is killed, is followed by another."""
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                begin()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGBUS:
+            assert status == 0, f"status {status}"
+            return
 
 
 def judge(path, folder, names):
@@ -56,5 +84,8 @@ elif verb == "judge":
     judge(path, sys.argv[3], sys.argv[4:])
 else:
     folder, name = sys.argv[3:5]
-    write(path, folder, name)
+    if "dies" in sys.argv[5:]:
+        supervise(lambda: write(path, folder, name, True))
+    else:
+        write(path, folder, name, False)
     print("worked", name)
