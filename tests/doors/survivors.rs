@@ -42,8 +42,8 @@ fn programs_of_the_library_that_map_a_file_of_a_killed_mount_end() {
     doors.end();
 }
 
-/// The index of a database in WAL mode is a file that each program maps while it has the database open. Whoever opens the
-/// database when nobody has it open makes the index anew; otherwise it is believed.
+/// The index of a database in WAL mode is a file that each program maps while it has the database open. A program that opens
+/// the database makes the index again only if no other has it open.
 #[test]
 fn rows_that_were_committed_in_wal_mode_outlive_the_mount_that_had_their_index() {
     let Some(mut doors) = MountAndLibrary::new() else { return };
