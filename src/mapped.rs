@@ -16,8 +16,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Time after SIGBUS, which a program may block, until SIGKILL.
-const SIGBUS_MAX: Duration = Duration::from_secs(1);
+/// Time after SIGBUS until SIGKILL. The program may block the signal, and the library does so while a call waits for a lease,
+/// which is withheld until the mount counts as gone.
+const SIGBUS_MAX: Duration = Duration::from_millis(300);
 /// Time after SIGKILL until a process counts as one that cannot be ended.
 const SIGKILL_MAX: Duration = Duration::from_secs(5);
 /// Interval between two looks at all processes, while some of them are ending.

@@ -279,7 +279,7 @@ pub(super) fn guard() -> Result<ExitCode> {
         let Outcome { ended, left } = Programs { device, library: LIBRARY }.end(&*host);
         let why = "they had mapped files of this mount under hearth run";
         if !ended.is_empty() {
-            tracing::error!("ended the processes {ended:?} by SIGBUS: {why}");
+            tracing::error!("ended the processes {ended:?} by SIGBUS or SIGKILL: {why}");
         }
         if !left.is_empty() {
             tracing::error!("cannot end the processes {left:?}: {why}, and may use data that is lost");

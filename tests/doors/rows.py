@@ -34,10 +34,10 @@ def write(path, folder, name, dies):
                 database.execute("insert into rows values(?, ?, ?)", (name, number - 1, "x" * 100))
                 noted.write(f"c {number - 1}\n")
                 noted.flush()
-            except sqlite3.OperationalError:
+            except sqlite3.DatabaseError:
                 if not dies:
                     raise
-                # There is another mount in a moment.
+                # There is another mount in a moment. For SQLite, a read that fails with EIO is a damaged database.
                 if database:
                     database.close()
                 database = None
@@ -45,7 +45,7 @@ def write(path, folder, name, dies):
 
 
 def supervise(begin):
-    """A program that dies by SIGBUS, when its mount is killed, is followed by another."""
+    """A program that dies by SIGBUS or SIGKILL, when its mount is killed, is followed by another."""
     while True:
         child = os.fork()
         if child == 0:
@@ -56,7 +56,7 @@ def supervise(begin):
                 traceback.print_exc()
                 os._exit(1)
         status = os.waitpid(child, 0)[1]
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGBUS:
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in (signal.SIGBUS, signal.SIGKILL):
             assert status == 0, f"status {status}"
             return
 

@@ -171,7 +171,7 @@ class Worker:
 
 
 def supervise(begin):
-    """A worker that dies by SIGBUS, when its mount is killed, is followed by another."""
+    """A worker that dies by SIGBUS or SIGKILL, when its mount is killed, is followed by another."""
     while True:
         child = os.fork()
         if child == 0:
@@ -185,7 +185,7 @@ def supervise(begin):
                 traceback.print_exc()
             os._exit(code)
         status = os.waitpid(child, 0)[1]
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGBUS:
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGBUS, signal.SIGKILL):
             continue
         assert status == 0, f"status {status}"
         return

@@ -293,12 +293,11 @@ impl State {
 
     fn drop_detached(&mut self, index: usize) {
         let Some(detached) = self.detached.0.remove(index) else { return };
-        self.locks.end(detached.session);
+        self.end_locks(detached.session);
         // Inodes that have a name are skipped when their turn comes.
         let unreferred = self.references.end(detached.session);
         self.reapable.extend(unreferred);
         self.look_at_kept();
-        self.register.note(RegisterEntry::new(RegisterKind::End, detached.session.0));
     }
 }
 

@@ -20,7 +20,6 @@ use crate::session::{HeldLease, Phase, Shared};
 use crate::state::{Core, Revocation, State};
 use ccnvm::{Event, Mode, SessionId, Ticket, Want};
 use format::call::{RELEASE_UNITS_MAX, Status};
-use format::register::{RegisterEntry, RegisterKind};
 use format::session::{ENDED_MAX, WORD_OWN_RANGE};
 use format::{InodeNumber, LeaseVersion, LogUid, Sequence};
 use ipc::host::{Spin, Time};
@@ -61,8 +60,6 @@ const ENDS_AT_ONCE: usize = 64;
 const LET_IN: Duration = Duration::from_micros(50);
 /// A waiting thread checks this often without a notification: the daemon may have stopped.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
-/// The same while leases are withheld, the end of which is not notified.
-const LOOK_WITHHELD: Duration = Duration::from_millis(5);
 /// How long beyond the grace period a session waits for leases that it gives back.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling before the first pause.
@@ -92,10 +89,10 @@ impl Core {
         let Some(ticket) = self.request(id, wants)? else { return Ok(()) };
         loop {
             self.run_revocations();
-            self.look_at_caches();
+            let withheld_until = self.look_at_caches();
             // Acquire: pairs with the Release of `announce_events`; read before the state is looked at.
             let seen = self.events.load(Ordering::Acquire);
-            let (wake_at, withheld) = {
+            let wake_at = {
                 let mut state = self.state_with_room(|state| Entries::plain(state.leases.wants_waiting()));
                 if let Some(outcome) = state.outcomes.remove(&ticket) {
                     return outcome;
@@ -105,7 +102,7 @@ impl Core {
                     return Err(status);
                 }
                 self.tick(&mut state)?;
-                (state.wake_at, state.leases.are_withheld())
+                state.wake_at
             };
             self.end_silent();
             if !self.has_work() {
@@ -115,7 +112,7 @@ impl Core {
                     self.withdraw(&mut state, ticket);
                     return Err(Status::WouldBlock);
                 }
-                let look = self.host.now().after(if withheld { LOOK_WITHHELD } else { LOOK });
+                let look = withheld_until.unwrap_or_else(|| self.host.now().after(LOOK));
                 self.host.wait(
                     &self.events,
                     seen,
@@ -551,7 +548,9 @@ impl State {
         self.register.note(recovered_entry(id, id.0, cut));
         self.copy.ledger.close_log(log, cut)?;
         self.copy.logs.remove(&log);
-        if self.recalls.must_answer(id) && !self.recalls.is_followed(id) && core.is_kept_elsewhere() {
+        let leaves =
+            self.recalls.must_answer(id) && !self.recalls.is_followed(id) && core.is_kept_elsewhere();
+        if leaves {
             self.withhold(now, true);
         }
         let effects = self.leases.step(now, Event::Ended { session: id });
@@ -559,15 +558,14 @@ impl State {
         let mut session = self.sessions.remove(&id).expect("looked up above");
         self.ranges.remove(&first);
         self.room.end(id);
-        self.recalls.end(id);
+        self.recalls.end(id, leaves);
         // A process whose session was terminated may come back for its state.
         let unreferred = if session.returns && session.started.is_some() {
             self.locks.leave(id);
             self.detach_session(core, id, &mut session);
             Vec::new()
         } else {
-            self.locks.end(id);
-            self.register.note(RegisterEntry::new(RegisterKind::End, id.0));
+            self.end_locks(id);
             self.references.end(id)
         };
         if session.open_files_unknown {

@@ -50,6 +50,7 @@ impl Core {
     pub fn answer_questions(&self) {
         self.questions.lock().is_open = true;
         loop {
+            let withheld_until = self.look_at_caches();
             // Acquire: pairs with the Release of the bell; read before the table is looked at.
             let seen = self.bell.rung();
             let ends = self.ending.load(Ordering::Acquire) != 0;
@@ -63,7 +64,8 @@ impl Core {
             if ends {
                 return;
             }
-            let until = waiting.iter().map(|question| question.until).min();
+            let until = waiting.iter().map(|question| question.until);
+            let until = until.chain(withheld_until.filter(|_| !waiting.is_empty())).min();
             self.questions.lock().waiting.extend(waiting);
             self.bell.wait(seen, until);
         }

@@ -431,6 +431,7 @@ impl Core {
     pub fn redeem_lock(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let until = self.host.now().after(self.lock_patience(body));
         loop {
+            let withheld_until = self.look_at_caches();
             // Read before the table.
             let seen = self.bell.rung();
             if let Some(answer) = self.look_at_lock(id, body) {
@@ -439,7 +440,7 @@ impl Core {
             if self.host.now() >= until {
                 return Self::still_waiting(body);
             }
-            self.bell.wait(seen, Some(until));
+            self.bell.wait(seen, Some(withheld_until.map_or(until, |look| look.min(until))));
         }
     }
 }
@@ -471,14 +472,18 @@ impl State {
     }
 
     /// Ends conflicting locks whose owners' processes are dead: so other processes see the end of a program no later
-    /// than the process that waited for it.
+    /// than the process that waited for it. The locks of a session whose cached data may be there still are kept.
     fn end_locks_of_dead(&mut self, core: &Core, request: &LockRequest) {
+        if self.leases.are_withheld() && !core.is_kept_elsewhere() {
+            self.withhold(core.now_ns(), false);
+        }
         self.drop_detached_of_dead(core);
         let (Ok(owner), Ok(lock)) = (owner_of(request), lock_of(request)) else { return };
         while let Some((_, other)) = self.locks.table.conflict(request.inode, owner, lock) {
             let dead = self.locks.speakers_of(other).into_iter().filter(|id| {
                 let peer = self.sessions.get(id).and_then(|session| session.peer.as_ref());
-                peer.is_some_and(|peer| !peer.is_up())
+                let is_dead = peer.is_some_and(|peer| !peer.is_up());
+                is_dead && !(self.recalls.must_answer(*id) && core.is_kept_elsewhere())
             });
             let dead: Vec<SessionId> = dead.collect();
             dead.iter().for_each(|id| self.fall_silent(*id, other));

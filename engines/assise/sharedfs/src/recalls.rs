@@ -6,8 +6,8 @@
 //! stays silent for [`Config::recall_patience`](crate::config::Config), with neither an answer nor a record in its log,
 //! is terminated, which bounds the wait of the others. After the end of such a session its cached data may still be
 //! there: if [`crate::Daemon::watch_caches`] says so, leases are withheld from all other sessions until it is gone, or
-//! until the next session of the kind reports that nothing is left of it. A daemon that starts does the same. While a
-//! session is asked, its other calls are served: a call that has to wait for a lease gets a thread of its own, so that
+//! until the next session of the kind reports that nothing is left of it. A daemon that starts does the same. The locks of
+//! the ended session are kept as long, because programs that hold them still read the cached data. While a session is asked, its other calls are served: a call that has to wait for a lease gets a thread of its own, so that
 //! it never delays the session's answers.
 
 use crate::leases::TerminationReason;
@@ -16,17 +16,20 @@ use crate::session::Shared;
 use crate::state::{Core, State};
 use ccnvm::{Event, SessionId};
 use format::call::{CallKind, RECALLS_MAX, RecallsRequest, Status, split};
+use format::register::{RegisterEntry, RegisterKind};
 use format::{InodeNumber, LeaseVersion, Sequence};
 use ipc::host::Time;
 use ipc::ring::Taken;
 use ipc::sync::Ordering;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// A call that is answered in this process checks this often without a notification.
 const LOOK: Duration = Duration::from_millis(200);
+/// Interval of the checks whether data that was cached elsewhere is gone.
+const LOOK_WITHHELD: Duration = Duration::from_millis(5);
 
 /// Reaction of a call that has to wait for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +68,8 @@ struct Answering {
 #[derive(Default)]
 pub(crate) struct Recalls {
     sessions: BTreeMap<SessionId, Answering>,
+    /// Sessions that have ended, and whose cached data may still be there.
+    ended: BTreeSet<SessionId>,
     /// There are new leases to ask for, and no thread was notified of them.
     is_fresh: bool,
 }
@@ -101,9 +106,18 @@ impl Recalls {
         self.sessions.iter().any(|(other, session)| *other != id && session.is_clean)
     }
 
-    /// The session has ended. Calls that were kept back end with its ring.
-    pub fn end(&mut self, id: SessionId) {
+    /// The session has ended. Calls that were kept back end with its ring. `leaves` says that the data which it cached may
+    /// still be there.
+    pub fn end(&mut self, id: SessionId, leaves: bool) {
         self.sessions.remove(&id);
+        if leaves {
+            self.ended.insert(id);
+        }
+    }
+
+    /// Whether the locks of an ended session are kept until its cached data is gone.
+    pub fn keep_locks_of(&self, id: SessionId) -> bool {
+        self.ended.contains(&id)
     }
 }
 
@@ -143,7 +157,8 @@ impl State {
         Ok(session)
     }
 
-    /// Withholds leases from all sessions that need not answer, or stops doing so. Waiting calls are notified by the
+    /// Withholds leases from all sessions that need not answer, or stops doing so, and ends the locks of the sessions whose
+    /// cached data is gone. Waiting calls are notified by the
     /// tick that is due now.
     pub fn withhold(&mut self, now_ns: u64, withheld: bool) {
         if self.leases.are_withheld() != withheld {
@@ -151,6 +166,22 @@ impl State {
             let effects = self.leases.step(now_ns, event);
             assert!(effects.is_empty(), "nothing follows from it before a tick");
             self.wake_at = Some(now_ns);
+        }
+        if !withheld {
+            for id in std::mem::take(&mut self.recalls.ended) {
+                // The locks of a detached session wait for its process.
+                if self.detached.find(id).is_none() {
+                    self.end_locks(id);
+                }
+            }
+        }
+    }
+
+    /// The locks of a session that has ended, and will not be continued, end.
+    pub fn end_locks(&mut self, id: SessionId) {
+        if !self.recalls.keep_locks_of(id) {
+            self.locks.end(id);
+            self.register.note(RegisterEntry::new(RegisterKind::End, id.0));
         }
     }
 }
@@ -187,12 +218,18 @@ impl Core {
         self.caches.get().is_some_and(|watch| watch())
     }
 
-    /// Stops withholding leases once the data that was cached under others is gone.
-    pub fn look_at_caches(&self) {
-        if self.state.lock().leases.are_withheld() && !self.is_kept_elsewhere() {
-            self.state.lock().withhold(self.host.now().as_ns(), false);
-            self.announce_events();
+    /// Stops withholding leases once the data that was cached under others is gone. If it is not, returns when to check
+    /// again: that it is gone is not notified.
+    pub fn look_at_caches(&self) -> Option<Time> {
+        if !self.state.lock().leases.are_withheld() {
+            return None;
         }
+        if self.is_kept_elsewhere() {
+            return Some(self.host.now().after(LOOK_WITHHELD));
+        }
+        self.state.lock().withhold(self.host.now().as_ns(), false);
+        self.announce_events();
+        None
     }
 
     /// [`CallKind::Recalls`].

@@ -25,12 +25,12 @@ pub fn request(inode: InodeNumber, owner: u64, kind: u8, wait: u8) -> LockReques
     }
 }
 
-fn lock(client: &Client, request: LockRequest) -> Result<u64, Status> {
+pub fn lock(client: &Client, request: LockRequest) -> Result<u64, Status> {
     let body = client.call(CallKind::Lock, &[request.as_bytes()])?;
     Ok(split::<LockResponse>(&body).unwrap().0.ticket.get())
 }
 
-fn redeem(client: &Client, ticket: u64) -> Result<u64, Status> {
+pub fn redeem(client: &Client, ticket: u64) -> Result<u64, Status> {
     let request = TicketRequest { ticket: ticket.into(), wait_ms: 1.into(), reserved: 0.into() };
     let body = client.call(CallKind::RedeemLock, &[request.as_bytes()])?;
     Ok(split::<LockResponse>(&body).unwrap().0.ticket.get())

@@ -3,8 +3,11 @@
 use crate::beside::{LONG, Served, beside};
 use crate::client::{Client, FILE, ROOT, new_pool, tiny, user};
 use crate::door::eventually;
+use crate::locks::{lock, redeem, request};
 use format::InodeNumber;
-use format::call::{CallKind, LEASE_WRITE, LeaseRequest, LeaseUnit, RecallsRequest, Status};
+use format::call::{
+    CallKind, LEASE_WRITE, LOCK_EXCLUSIVE, LOCK_SHARED, LeaseRequest, LeaseUnit, RecallsRequest, Status,
+};
 use ipc::ring::RingLimits;
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Word};
@@ -175,6 +178,23 @@ fn what_a_session_kept_elsewhere_goes_before_its_leases_do() {
     let dropped = RecallsRequest { wait: 0.into(), dropped: 1.into() };
     assert_eq!(after.called(CallKind::Recalls, dropped.as_bytes()).0, Status::Ok);
     assert_eq!(waits.recv_timeout(LONG).unwrap(), file);
+    daemon.stop();
+}
+
+/// Programs that read the cached data hold locks of the session, as a program that reads a database does.
+#[test]
+fn the_locks_of_a_session_that_kept_data_elsewhere_end_when_the_data_is_gone() {
+    let (daemon, there) = watching(0);
+    let mount = answering(&daemon, 1);
+    let other = Client::attach_as(&daemon, user(0), 2);
+    assert_eq!(lock(&mount.client, request(ROOT, 11, LOCK_EXCLUSIVE, 0)), Ok(0));
+    there.store(1, Ordering::SeqCst);
+    daemon.end(mount.client.session);
+    assert_eq!(lock(&other, request(ROOT, 22, LOCK_SHARED, 0)), Err(Status::WouldBlock));
+    let ticket = lock(&other, request(ROOT, 22, LOCK_SHARED, 1)).unwrap();
+    assert_eq!(redeem(&other, ticket), Ok(ticket), "it waits");
+    there.store(0, Ordering::SeqCst);
+    eventually("the lock is granted", || redeem(&other, ticket) == Ok(0));
     daemon.stop();
 }
 
