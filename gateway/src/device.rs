@@ -78,17 +78,18 @@ impl Device {
         Ok(file)
     }
 
-    /// Unmounts, if this mount is still at its path. If programs use it, their mapped pages are written back, and then
-    /// the mount is removed by force.
-    pub(crate) fn unmount(&self) -> Result<(), Error> {
+    /// Unmounts, if this mount is still at its path. If programs use it, `give_up_pages` is called, and then the mount is
+    /// removed by force.
+    pub(crate) fn unmount(&self, give_up_pages: impl FnOnce()) -> Result<(), Error> {
         if number_at(&self.mountpoint) != self.number {
             return Ok(());
         }
         match unmount_at(&self.mountpoint, UnmountFlags::empty()) {
             Err(Error::System { errno: libc::EBUSY, .. }) => {
+                give_up_pages();
                 if let Ok(root) = File::open(&self.mountpoint) {
-                    // Pages that cannot be written back are lost with the mount; `msync` reports that to their
-                    // programs.
+                    // Where the kernel caches nothing under leases, `give_up_pages` does nothing, and this begins to write
+                    // mapped pages back; the kernel does not wait for them.
                     let _ = syncfs(&root);
                 }
                 unmount_at(&self.mountpoint, UnmountFlags::DETACH | UnmountFlags::FORCE)

@@ -18,6 +18,7 @@ use crate::units::{Stamp, Stay, Units, VALID_SECONDS};
 use crate::waits::Waits;
 use crate::write_order::WriteOrder;
 use format::{InodeNumber, Name, name::NameError};
+use ipc::sync::Ordering;
 use ipc::{Host, Word};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub(crate) struct Gateway {
     pub(crate) repairs: Queue,
     /// Number of threads for these.
     pub(crate) threads: Word,
+    /// 1 once the mount is being removed by force: no page is read any more.
+    pub(crate) removing: Word,
 }
 
 impl Gateway {
@@ -90,6 +93,7 @@ impl Gateway {
             plain_recalls: Queue::new(host.clone()),
             repairs: Queue::new(host.clone()),
             threads: Word::new(0),
+            removing: Word::new(0),
             nodes: Nodes::new(host.clone(), options.inodes_max),
             files: Files::new(host.clone()),
             waits: Waits::new(host.clone(), options.waits_max),
@@ -212,6 +216,16 @@ impl Gateway {
         self.retries.end().into_iter().for_each(|handle| self.engine.close(handle));
         self.end_recalls();
         self.nodes.forget_all(&*self.engine);
+    }
+
+    /// Called before the mount is removed by force: makes the kernel write back and drop all pages. An access to a mapping
+    /// reads none again, so there is no store that succeeds and is lost with the connection.
+    pub(crate) fn give_up_pages(&self) {
+        // Release: pairs with the Acquire in `read`.
+        self.removing.store(1, Ordering::Release);
+        if self.caches {
+            self.units.lose_all(&self.nodes, &self.notices, None);
+        }
     }
 
     /// Closes an open file, if there is one with this number, and ends the locks that end with it.

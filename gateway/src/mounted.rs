@@ -118,13 +118,13 @@ pub fn serve_guarded(
     let may_cache = engine.cache_leases().is_some() && options.kernel_checks;
     let agreed = shake_hands(&device.file, options.message_bytes_max, may_cache).inspect_err(|_| {
         // Only the first error is reported.
-        let _ = device.unmount();
+        let _ = device.unmount(|| ());
         give_back();
     })?;
     let guarding = guarding.filter(|_| agreed.caches);
     let guarded = guarding.map(|guarding| begin_guarding(&host, &device, guarding));
     let guarded = guarded.transpose().inspect_err(|_| {
-        let _ = device.unmount();
+        let _ = device.unmount(|| ());
         give_back();
     })?;
     let device = Arc::new(device);
@@ -160,7 +160,7 @@ pub fn serve_guarded(
         recalls.and_then(|()| (0..options.threads.max(1)).try_for_each(|index| start(&shared, index)));
     if started.is_err() {
         // Only the first error is reported; threads that did start end with the mount.
-        let _ = shared.device.unmount();
+        let _ = shared.device.unmount(|| ());
     }
     shared.leave();
     started.map(|()| Mounted { shared })
@@ -398,7 +398,7 @@ impl Mounted {
     /// # Errors
     /// `System`, `Helper`, `HelperMissing`.
     pub fn unmount(&self) -> Result<(), Error> {
-        self.shared.device.unmount()
+        self.shared.device.unmount(|| self.shared.gateway.give_up_pages())
     }
 
     /// Waits until the mount has ended, for any reason, and the engine has all resources of the kernel back.

@@ -1,8 +1,10 @@
-//! Programs that had mapped a file when the gateway of its mount was killed. Those of the library keep their locks, by which
-//! others would believe that the mapped pages are still in use; so they end before there is another mount.
+//! Programs that had mapped a file when its mount ended. If the gateway was killed, those of the library still have their locks,
+//! by which others would believe that the mapped pages are still in use; so they end before there is another mount. If the mount
+//! was removed by force, no store is lost.
 
 use super::{Actor, MountAndLibrary, script, through_mount};
-use crate::processes::Node;
+use crate::processes::{Job, Node};
+use std::process::Command;
 
 fn in_library(node: &Node) -> Actor {
     Actor(node.begin_program(&["/usr/bin/python3", &script()]))
@@ -69,5 +71,38 @@ fn rows_that_were_committed_in_wal_mode_outlive_the_mount_that_had_their_index()
     doors.mount.does("row 31");
     doors.mount.says("rows", "31 ok");
     ends(idle);
+    doors.end();
+}
+
+/// Stores numbers to a mapped file, and notes each in another file once it is stored.
+const STORES: &str = "import mmap, os, sys
+mapped, noted = (os.open(path, os.O_RDWR) for path in sys.argv[1:])
+stored = memoryview(mmap.mmap(mapped, 8)).cast('Q')
+last = memoryview(mmap.mmap(noted, 8)).cast('Q')
+print('begins', flush=True)
+for number in range(1, 1 << 60):
+    stored[0] = number
+    last[0] = number
+";
+
+#[test]
+fn no_store_succeeds_and_is_lost_when_a_mount_is_removed_by_force() {
+    let Some(mut doors) = MountAndLibrary::new() else { return };
+    let number = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().unwrap());
+    for round in 0..3 {
+        let (file, noted) = (doors.path(&format!("file-{round}")), format!("{}/noted", doors.node.dir()));
+        std::fs::write(&noted, [0; 8]).unwrap();
+        std::fs::write(&file, [0; 8]).unwrap();
+        let mut command = Command::new("/usr/bin/python3");
+        command.args(["-c", STORES, &file, &noted]);
+        let mut stores = Job::of(command);
+        stores.expect("begins");
+        doors.node.hearth(&["umount", "--force"]);
+        assert_eq!(stores.line(), None);
+        doors.node.hearth(&["mount"]);
+        let (there, noted) = (number(std::fs::read(&file).unwrap()), number(std::fs::read(&noted).unwrap()));
+        assert!(noted > 0 && [noted, noted + 1].contains(&there), "{there} is there, and {noted} was stored");
+    }
+    doors.mount = through_mount();
     doors.end();
 }

@@ -12,6 +12,7 @@ use crate::pages::{PAGE_BYTES, PageRange};
 use crate::recalls::Repair;
 use crate::reply::Reply;
 use format::record::{FILE_BYTES_MAX, FileType};
+use ipc::sync::Ordering;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use vfs::copy::copy_pieces;
@@ -191,6 +192,10 @@ impl Gateway {
         if self.caches {
             let range = PageRange::of(fields.offset, fields.bytes.into());
             reply.stays(self.units.enter_read(node(header), range)?);
+        }
+        // Acquire: pairs with the Release of `give_up_pages`. A READ that entered its unit before is waited for there.
+        if self.removing.load(Ordering::Acquire) != 0 {
+            return Err(Error::Io);
         }
         let mut into = [IoSliceMut::new(reply.spare(fields.bytes as usize))];
         let bytes = self.engine.read(handle, fields.offset, &mut into)?;
