@@ -62,7 +62,9 @@ fn rows_that_were_committed_in_wal_mode_outlive_the_mount_that_had_their_index()
     for row in 10..30 {
         idle.does(&format!("row {row}"));
     }
-    doors.node.gateway().kill();
+    let gateway = doors.node.gateway();
+    gateway.kill();
+    gateway.wait();
     doors.node.hearth(&["mount"]);
     doors.library.does(&format!("database {file}"));
     doors.library.does("row 30");
@@ -79,10 +81,11 @@ const STORES: &str = "import mmap, os, sys
 mapped, noted = (os.open(path, os.O_RDWR) for path in sys.argv[1:])
 stored = memoryview(mmap.mmap(mapped, 8)).cast('Q')
 last = memoryview(mmap.mmap(noted, 8)).cast('Q')
-print('begins', flush=True)
 for number in range(1, 1 << 60):
     stored[0] = number
     last[0] = number
+    if number == 1:
+        print('begins', flush=True)
 ";
 
 #[test]
