@@ -11,6 +11,8 @@ mod harness;
 #[path = "doors/mapped.rs"]
 mod mapped;
 mod processes;
+#[path = "doors/removed.rs"]
+mod removed;
 #[path = "doors/stress.rs"]
 mod stress;
 #[path = "doors/survivors.rs"]

@@ -47,8 +47,8 @@ impl Units {
     }
 
     /// Reduces the number of held units, the oldest first; files that are open for writing stay. Gives several leases
-    /// back in one call.
-    pub(crate) fn evict(&self, nodes: &Nodes, notices: &Notices) {
+    /// back in one call. Returns the inodes.
+    pub(crate) fn evict(&self, nodes: &Nodes, notices: &Notices) -> Vec<InodeNumber> {
         let victims: Vec<InodeNumber> = {
             let mut table = self.table.lock();
             let count = (self.held_max / 8).max(1);
@@ -71,15 +71,16 @@ impl Units {
         // another unit, because these need serving threads.
         let closed = RefCell::new(Vec::new());
         let give_back = || self.give_back(&closed.take());
-        for node in victims {
-            if self.drop_all(nodes, notices, node, give_back) {
-                closed.borrow_mut().push(node);
+        for node in &victims {
+            if self.drop_all(nodes, notices, *node, give_back) {
+                closed.borrow_mut().push(*node);
             }
             if closed.borrow().len() >= EVICTED_AT_ONCE {
                 give_back();
             }
         }
         give_back();
+        victims
     }
 
     /// Handles the loss of all leases: makes the kernel drop all of its data, and returns when that is done.

@@ -10,6 +10,7 @@ use crate::nodes::Nodes;
 use crate::notices::{Notices, SendNotice};
 use crate::operations::attr;
 use crate::options::Options;
+use crate::orphans::Orphans;
 use crate::recalls::{self, Queue};
 use crate::reply::Reply;
 use crate::retries::Retries;
@@ -57,6 +58,7 @@ pub(crate) struct Gateway {
     pub(crate) caches: bool,
     /// The kernel can be asked to forget inodes.
     pub(crate) forgets: bool,
+    pub(crate) orphans: Orphans,
     pub(crate) units: Arc<Units>,
     pub(crate) ends: Ends,
     /// Another process makes the kernel drop its data if this one dies.
@@ -86,6 +88,7 @@ impl Gateway {
             caches: agreed.caches,
             forgets: agreed.forgets,
             guarded,
+            orphans: Orphans::new(host.clone()),
             ends: Ends::new(host.clone()),
             units: Arc::new(Units::new(host.clone(), engine.clone(), kernel_has)),
             notices: Notices::new(notify),
@@ -238,6 +241,31 @@ impl Gateway {
                 self.units.close_writer(file.inode);
             }
             self.engine.close(file.handle);
+            self.nodes.closed(file.inode);
+            if self.may_be_orphan(file.inode) {
+                self.list_orphan(file.inode);
+            }
+        }
+    }
+
+    /// Whether an inode that the kernel knows is not open, and may have no name. Makes no call to the daemon.
+    pub(crate) fn may_be_orphan(&self, inode: InodeNumber) -> bool {
+        let has_lease = || self.caches && self.units.is_held(inode);
+        self.nodes.is_closed(inode) && (!has_lease() || self.units.leases().is_nameless(inode))
+    }
+
+    /// The kernel is to be asked to forget an inode, if that is possible.
+    pub(crate) fn list_orphan(&self, inode: InodeNumber) {
+        if self.forgets && inode != InodeNumber::ROOT {
+            self.orphans.list(inode);
+        }
+    }
+
+    /// An operation of the mount has removed names. Usually the kernel forgets the inodes by itself; but it may have other
+    /// names for them, which are no longer valid, or by which the library opened them.
+    pub(crate) fn list_own_orphans(&self) {
+        if self.caches {
+            self.units.leases().take_orphans().into_iter().for_each(|inode| self.list_orphan(inode));
         }
     }
 

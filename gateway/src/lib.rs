@@ -30,6 +30,7 @@ mod nodes;
 mod notices;
 mod operations;
 mod options;
+mod orphans;
 mod pages;
 mod recalls;
 mod reply;

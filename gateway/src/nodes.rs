@@ -1,5 +1,6 @@
 //! The inodes that the kernel knows, and the number of lookups of each. A node of the kernel is an inode number, and
-//! stays valid until the kernel has forgotten it as often as it was looked up. The engine keeps one pin of each.
+//! stays valid until the kernel has forgotten it as often as it was looked up. The engine keeps one pin of each. Only of
+//! inodes that were open does it keep more than that: contents, after the last name was removed.
 //!
 //! The kernel keeps an inode as long as the kernel itself has memory, but each inode also takes memory in the gateway
 //! and the engine. So beyond a limit the kernel is asked to forget some, in the order of their numbers, starting again
@@ -21,16 +22,31 @@ const ROOM: u32 = 0;
 const CROWDED: u32 = 1;
 const OVER: u32 = 2;
 
+/// An inode that the kernel knows.
+#[derive(Default)]
+struct KnownInode {
+    lookups: u64,
+    /// Number of open files.
+    opens: u32,
+    /// It was open since the kernel knows it.
+    was_open: bool,
+}
+
 #[derive(Default)]
 struct LookupCounts {
-    /// Number of lookups of each inode.
-    counts: BTreeMap<InodeNumber, u64>,
+    counts: BTreeMap<InodeNumber, KnownInode>,
     /// The largest number of inodes so far.
     most: usize,
     /// The last inode that the kernel was asked to forget.
     hand: Option<InodeNumber>,
     /// After a request, the kernel is asked again only above this number: it may be using all of its inodes.
     again_above: usize,
+}
+
+impl KnownInode {
+    fn was_closed(&self) -> bool {
+        self.was_open && self.opens == 0
+    }
 }
 
 pub(crate) struct Nodes {
@@ -52,9 +68,9 @@ impl Nodes {
     pub(crate) fn tell(&self, engine: &dyn Engine, inode: InodeNumber) {
         let (is_new, is_crowded) = {
             let mut told = self.told.lock();
-            let count = told.counts.entry(inode).or_insert(0);
-            *count += 1;
-            let is_new = *count == 1;
+            let known = told.counts.entry(inode).or_default();
+            known.lookups += 1;
+            let is_new = known.lookups == 1;
             let all = told.counts.len();
             told.most = told.most.max(all);
             (is_new, is_new && all > self.count_max.max(told.again_above))
@@ -75,6 +91,36 @@ impl Nodes {
         self.told.lock().counts.contains_key(&inode)
     }
 
+    /// A file was opened.
+    pub(crate) fn opened(&self, inode: InodeNumber) {
+        if let Some(known) = self.told.lock().counts.get_mut(&inode) {
+            (known.opens, known.was_open) = (known.opens + 1, true);
+        }
+    }
+
+    /// A file was closed.
+    pub(crate) fn closed(&self, inode: InodeNumber) {
+        if let Some(known) = self.told.lock().counts.get_mut(&inode) {
+            known.opens = known.opens.saturating_sub(1);
+        }
+    }
+
+    /// Whether the kernel knows an inode that is not open.
+    pub(crate) fn is_closed(&self, inode: InodeNumber) -> bool {
+        self.told.lock().counts.get(&inode).is_some_and(|known| known.opens == 0)
+    }
+
+    /// The same for an inode that was open.
+    pub(crate) fn was_closed(&self, inode: InodeNumber) -> bool {
+        self.told.lock().counts.get(&inode).is_some_and(KnownInode::was_closed)
+    }
+
+    /// All inodes that were open and are not.
+    pub(crate) fn all_closed(&self) -> Vec<InodeNumber> {
+        let told = self.told.lock();
+        told.counts.iter().filter(|(_, known)| known.was_closed()).map(|(inode, _)| *inode).collect()
+    }
+
     /// The number of inodes that the kernel knows, and the largest number so far.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let told = self.told.lock();
@@ -86,8 +132,8 @@ impl Nodes {
         let gone = {
             let mut told = self.told.lock();
             match told.counts.get_mut(&inode) {
-                Some(count) if *count > times => {
-                    *count -= times;
+                Some(known) if known.lookups > times => {
+                    known.lookups -= times;
                     false
                 }
                 _ => {

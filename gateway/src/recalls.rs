@@ -3,6 +3,7 @@
 //! which the kernel waits can be served meanwhile.
 
 use crate::gateway::Gateway;
+use crate::orphans::Due;
 use crate::pages::PAGE_BYTES;
 use format::InodeNumber;
 use ipc::sync::Ordering;
@@ -144,7 +145,7 @@ fn spawn(gateway: &Arc<Gateway>, name: &str, body: fn(&Gateway)) -> Result<(), i
     spawned.map(drop)
 }
 
-/// Starts the thread that asks the kernel to forget inodes when it knows too many.
+/// Starts the threads that ask the kernel to forget inodes: when it knows too many, and when they may have no name.
 ///
 /// # Errors
 /// The thread could not be started.
@@ -152,6 +153,11 @@ pub(crate) fn start_forgetting(gateway: &Arc<Gateway>) -> Result<(), ipc::Error>
     spawn(gateway, "forgets", |gateway| {
         while gateway.nodes.wait_crowded() {
             gateway.forget_some();
+        }
+    })?;
+    spawn(gateway, "forgets orphans", |gateway| {
+        while let Some(due) = gateway.orphans.next() {
+            gateway.forget_orphans(&due);
         }
     })
 }
@@ -166,7 +172,8 @@ pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
     spawn("drops", |gateway| gateway.work_through(&gateway.plain_recalls))?;
     spawn("evicts", |gateway| {
         while gateway.units.wait_crowded() {
-            gateway.units.evict(&gateway.nodes, &gateway.notices);
+            let evicted = gateway.units.evict(&gateway.nodes, &gateway.notices);
+            gateway.list_if_closed(&evicted);
         }
     })?;
     for _ in 0..REPAIRS {
@@ -185,6 +192,29 @@ impl Gateway {
             // A kernel that has ended the connection has forgotten all inodes.
             let _ = self.notices.forget(some);
         }
+    }
+
+    /// Asks the kernel to forget inodes that are due, unless it has, or they are in use or found to have names.
+    pub(crate) fn forget_orphans(&self, due: &[Due]) {
+        let (left, over): (Vec<Due>, Vec<Due>) = due.iter().partition(|due| self.may_be_orphan(due.inode));
+        self.orphans.remove(&over);
+        let inodes: Vec<InodeNumber> = left.iter().map(|due| due.inode).collect();
+        for some in inodes.chunks(FORGETS_A_NOTICE) {
+            let _ = self.notices.forget(some);
+        }
+    }
+
+    /// The leases of these were given back: if another session removes one, the gateway does not hear of it. An inode
+    /// that is open is listed when it is closed; for one that never was open, the engine keeps nothing.
+    fn list_if_closed(&self, inodes: &[InodeNumber]) {
+        let closed = inodes.iter().filter(|inode| self.nodes.was_closed(**inode));
+        closed.for_each(|inode| self.list_orphan(*inode));
+    }
+
+    /// Another session requests the lease of an inode.
+    pub(crate) fn recall(&self, node: InodeNumber) {
+        self.units.recall(&self.nodes, &self.notices, node);
+        self.list_if_closed(&[node]);
     }
 
     fn hear_recalls(&self) {
@@ -207,9 +237,10 @@ impl Gateway {
     fn work_through(&self, queue: &Queue) {
         while let Some(task) = queue.next() {
             match task {
-                Task::Recall(node) => self.units.recall(&self.nodes, &self.notices, node),
+                Task::Recall(node) => self.recall(node),
                 Task::LoseAll => {
                     self.units.lose_all(&self.nodes, &self.notices, self.guarded.as_deref());
+                    self.nodes.all_closed().into_iter().for_each(|inode| self.list_orphan(inode));
                     self.engine.cache_leases().into_iter().for_each(|leases| leases.dropped());
                 }
                 Task::Repair(repair, done) => {
@@ -278,6 +309,7 @@ impl Gateway {
     /// Ends the threads, and waits for them. The kernel has ended the connection, so no thread waits for it.
     pub(crate) fn end_recalls(&self) {
         self.nodes.end();
+        self.orphans.end();
         if let Some(leases) = self.engine.cache_leases().filter(|_| self.caches) {
             leases.end_recalls();
         }

@@ -14,6 +14,7 @@ use around::*;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost};
+use std::collections::BTreeSet;
 use vfs::LeaseMode;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -287,6 +288,43 @@ fn the_kernel_is_asked_to_forget_inodes_when_it_knows_too_many() {
     assert!(round.len() == all && !round.contains(&InodeNumber::ROOT), "{} of {all}", round.len());
 }
 
+/// The kernel is asked to forget an inode that may have no name: it is not open, and no lease is held, or it is known to
+/// have no name. It is asked again until it has forgotten the inode, or until the inode has a name under a lease.
+#[test]
+fn the_kernel_is_asked_to_forget_inodes_that_may_have_no_name_until_it_has() {
+    let around = Around::new();
+    let gateway = &around.gateway;
+    // Collects the inodes of notifications, until there are so many.
+    let asked = |count: usize| {
+        let mut all = BTreeSet::new();
+        while all.len() < count {
+            gateway.forget_orphans(&gateway.orphans.next().unwrap());
+            all.extend(std::mem::take(&mut *around.kernel.forgotten.lock().unwrap()));
+        }
+        all.into_iter().collect::<Vec<_>>()
+    };
+    let set_nameless = |nodes: &[u64]| {
+        *around.leases.nameless.lock().unwrap() = nodes.iter().map(|node| InodeNumber::new(*node)).collect();
+    };
+    let names = ["named", "recalled", "removed", "open", "later"].map(str::as_bytes);
+    let files = names.map(|name| around.create(name));
+    let [named, recalled, removed, open, later] = files.map(|(entry, _)| entry.node);
+    set_nameless(&[removed, open]);
+    for (entry, handle) in &files[..3] {
+        around.release(entry.node, *handle);
+    }
+    let second = around.open(open, libc::O_RDONLY);
+    around.release(open, files[3].1);
+    [recalled, later].iter().for_each(|node| around.recall(*node));
+    assert_eq!(asked(2), [recalled, removed], "not {named}, {open}, {later}");
+    assert!(gateway.nodes.forget(&*gateway.engine, InodeNumber::new(recalled), 1));
+    assert_eq!(asked(1), [removed], "it was not forgotten");
+    set_nameless(&[open]);
+    around.release(open, second);
+    around.release(later, files[4].1);
+    assert_eq!(asked(2), [open, later], "{removed} has a name again");
+}
+
 /// When too many leases are held, several are given back together. But closed units are given back before a thread
 /// waits for requests on another unit, because these need threads that may wait for the closed ones.
 #[test]
@@ -303,7 +341,7 @@ fn room_is_made_by_few_calls_and_no_closed_unit_waits_for_the_requests_of_anothe
     }
     around.kernel.page_locked.store(1, Ordering::SeqCst);
     let gateway = around.gateway.clone();
-    let evict = move || gateway.units.evict(&gateway.nodes, &gateway.notices);
+    let evict = move || drop(gateway.units.evict(&gateway.nodes, &gateway.notices));
     let evict = SystemHost.spawn("evicts", Box::new(evict)).unwrap();
     until(|| around.kernel.pages.load(Ordering::SeqCst) == 1);
     assert_eq!(around.given_back(), files[..9]);

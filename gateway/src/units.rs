@@ -541,6 +541,12 @@ impl Units {
         self.end_giving(node, true);
     }
 
+    /// Whether the unit's lease is held, and no other session wants it.
+    pub(crate) fn is_held(&self, node: InodeNumber) -> bool {
+        let table = self.table.lock();
+        table.units.get(&node).is_some_and(|unit| matches!(unit.phase, Phase::Held(_)))
+    }
+
     /// Whether the kernel may have pages of a unit; a recall then has to wait for requests.
     pub(crate) fn has_pages(&self, node: InodeNumber) -> bool {
         self.table.lock().units.get(&node).is_some_and(|unit| unit.has_pages)

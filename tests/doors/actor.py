@@ -84,6 +84,9 @@ def act(verb, *rest):
         return "ok"
     if verb == "load":
         return text(maps[rest[0]][int(rest[1]):int(rest[1]) + int(rest[2])])
+    if verb == "unmap":
+        maps.pop(rest[0]).close()
+        return "ok"
     if verb == "flush":
         maps[rest[0]].flush()
         return "ok"

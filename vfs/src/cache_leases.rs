@@ -55,6 +55,12 @@ pub trait CacheLeases: Send + Sync {
     /// The cache has nothing of this one any more, but nobody asked for it: the engine may keep the lease.
     fn leave(&self, node: InodeNumber);
 
+    /// Whether an inode has no name any more, as far as that is known under a lease. Makes no call.
+    fn is_nameless(&self, node: InodeNumber) -> bool;
+
+    /// The pinned inodes whose last names operations of this engine have removed since the last call.
+    fn take_orphans(&self) -> Vec<InodeNumber>;
+
     /// How many leases may be held for the cache; a little more can.
     fn held_max(&self) -> usize;
 

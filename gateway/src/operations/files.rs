@@ -105,6 +105,7 @@ impl Gateway {
         let inode = attributes.inode;
         let is_regular = attributes.file_type == FileType::Regular;
         self.files.add(OpenFile { handle, inode, opener, is_writer });
+        self.nodes.opened(inode);
         let flags = match (is_regular, self.caches) {
             (true, true) => OPEN_KEEP_CACHE,
             (true, false) => OPEN_DIRECT_IO,

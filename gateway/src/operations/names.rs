@@ -40,6 +40,11 @@ impl Gateway {
         // The parent of the root is the root.
         let attributes = attributes.map_or_else(|| self.engine.root(), Ok)?;
         self.tell(&attributes, directory, true, reply);
+        if retries {
+            // The inode was opened.
+            self.nodes.opened(attributes.inode);
+            self.nodes.closed(attributes.inode);
+        }
         Ok(Answer::Ready)
     }
 
@@ -174,6 +179,7 @@ impl Gateway {
         removal: Removal,
     ) -> Result<Answer, Error> {
         self.engine.unlink(&caller(header), node(header), name(body.string()?)?, removal)?;
+        self.list_own_orphans();
         Ok(Answer::Ready)
     }
 
@@ -192,6 +198,7 @@ impl Gateway {
         let mode = RenameMode::of_flags(flags)?;
         let (old, new) = (name(body.string()?)?, name(body.string()?)?);
         self.engine.rename(&caller(header), (node(header), old), (InodeNumber::new(to), new), mode)?;
+        self.list_own_orphans();
         Ok(Answer::Ready)
     }
 

@@ -36,6 +36,8 @@ pub(super) struct FreeLeases {
     /// Threads that wait for the end of that.
     pub(super) waiting: Word,
     pub(super) given_back: Mutex<Vec<InodeNumber>>,
+    /// Inodes without a name.
+    pub(super) nameless: Mutex<Vec<InodeNumber>>,
     /// Number of calls that gave leases back.
     pub(super) calls: Word,
 }
@@ -75,6 +77,14 @@ impl CacheLeases for FreeLeases {
 
     fn leave(&self, node: InodeNumber) {
         self.held.lock().unwrap().remove(&node);
+    }
+
+    fn is_nameless(&self, node: InodeNumber) -> bool {
+        self.nameless.lock().unwrap().contains(&node)
+    }
+
+    fn take_orphans(&self) -> Vec<InodeNumber> {
+        Vec::new()
     }
 
     fn held_max(&self) -> usize {
@@ -279,7 +289,7 @@ impl Around {
     /// Begins a recall of an inode for another session.
     pub(super) fn begin_recall(&self, node: u64) -> Box<dyn Join> {
         let gateway = self.gateway.clone();
-        let recall = move || gateway.units.recall(&gateway.nodes, &gateway.notices, InodeNumber::new(node));
+        let recall = move || gateway.recall(InodeNumber::new(node));
         SystemHost.spawn("recalls", Box::new(recall)).unwrap()
     }
 

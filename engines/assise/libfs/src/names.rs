@@ -443,6 +443,8 @@ impl State {
         node.nameless = true;
         if node.in_use() {
             node.orphaned = true;
+            let inode = node.inode;
+            self.outside.note_orphan(inode);
         } else {
             // No operation can reach the inode any more; the node is removed when the record is digested.
             self.drop_lease(index);

@@ -36,9 +36,18 @@ pub(crate) struct Outside {
     waiting: u32,
     /// Number of reported losses after which the outside cache has not dropped all of its data yet.
     dropping: u32,
+    /// For [`CacheLeases::take_orphans`].
+    orphans: Vec<InodeNumber>,
 }
 
 impl Outside {
+    /// An operation has removed the last name of an inode that is pinned or open.
+    pub fn note_orphan(&mut self, inode: InodeNumber) {
+        if self.answers {
+            self.orphans.push(inode);
+        }
+    }
+
     /// Notes the end of the session.
     pub fn end_session(&mut self) {
         self.lost |= std::mem::take(&mut self.answers);
@@ -136,6 +145,18 @@ impl CacheLeases for LibFs {
         if let Some(index) = state.nodes.find(node) {
             state.nodes.get_mut(index).held_outside = false;
         }
+    }
+
+    fn is_nameless(&self, node: InodeNumber) -> bool {
+        let mut state = self.state();
+        let Some(index) = state.nodes.find(node) else { return false };
+        let is_held = matches!(state.holds(index, LEASE_READ), Ok(true));
+        let node = state.nodes.get(index);
+        node.nameless || (is_held && node.item.links.get() == 0)
+    }
+
+    fn take_orphans(&self) -> Vec<InodeNumber> {
+        std::mem::take(&mut self.state().outside.orphans)
     }
 
     fn held_max(&self) -> usize {
