@@ -25,10 +25,10 @@ const FEW: u64 = 5;
 const MANY: u64 = 45;
 /// Requests for a file. Of the process, among others: the test of the lock, which brings its lease, the right to open at
 /// the mount, the walk to the name that is removed, the close. Of the gateway: the open, the extents, the recall, the release,
-/// the close.
-const REQUESTS: u64 = 10;
+/// the close after the kernel has forgotten the inode.
+const REQUESTS: u64 = 11;
 /// Messages for a file: GETATTR of the folder, LOOKUP of the token, CREATE, GETATTR of the file, FLUSH, READ, WRITE,
-/// RELEASE.
+/// RELEASE. Without FORGET: the number of inodes in one depends on the time.
 const MESSAGES: u64 = 8;
 
 /// Requests that the daemon gets from a program that works on so many files.
@@ -55,7 +55,8 @@ fn a_file_that_is_created_locked_mapped_and_removed_costs_few_requests_and_messa
     node.hearth(&["umount"]);
     let log = std::fs::read_to_string(format!("{}/node-1/gateway.log", node.dir())).unwrap();
     let [messages, _] = counts(&log);
-    let sum: u64 = messages.values().sum();
+    let waits = messages.iter().filter(|(kind, _)| !matches!(kind.as_str(), "FORGET" | "BATCH_FORGET"));
+    let sum: u64 = waits.map(|(_, count)| count).sum();
     assert!(sum <= (FEW + MANY) * MESSAGES + spare, "{messages:?}");
     node.check();
 }
