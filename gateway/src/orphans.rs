@@ -97,7 +97,8 @@ impl Orphans {
         }
     }
 
-    fn take_due(&self, now: Time) -> (Vec<Due>, Option<Time>) {
+    /// The same without waiting; also the time at which others are due.
+    pub(crate) fn take_due(&self, now: Time) -> (Vec<Due>, Option<Time>) {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         let mut due = Vec::new();

@@ -14,6 +14,7 @@ use around::*;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use vfs::LeaseMode;
 use zerocopy::{FromBytes, IntoBytes};
@@ -296,12 +297,13 @@ fn the_kernel_is_asked_to_forget_inodes_that_may_have_no_name_until_it_has() {
     let gateway = &around.gateway;
     // Collects the inodes of notifications, until there are so many.
     let asked = |count: usize| {
-        let mut all = BTreeSet::new();
-        while all.len() < count {
-            gateway.forget_orphans(&gateway.orphans.next().unwrap());
-            all.extend(std::mem::take(&mut *around.kernel.forgotten.lock().unwrap()));
-        }
-        all.into_iter().collect::<Vec<_>>()
+        let all = RefCell::new(BTreeSet::new());
+        until(|| {
+            gateway.forget_orphans(&gateway.orphans.take_due(SystemHost.now()).0);
+            all.borrow_mut().extend(std::mem::take(&mut *around.kernel.forgotten.lock().unwrap()));
+            all.borrow().len() >= count
+        });
+        all.into_inner().into_iter().collect::<Vec<_>>()
     };
     let set_nameless = |nodes: &[u64]| {
         *around.leases.nameless.lock().unwrap() = nodes.iter().map(|node| InodeNumber::new(*node)).collect();
