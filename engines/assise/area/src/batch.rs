@@ -155,6 +155,8 @@ pub struct Batch<'a> {
     /// Blocks allocated for them and not taken yet.
     pub(crate) stock: Stock,
     pub(crate) gathers: bool,
+    /// Only notes follow, which a full batch takes too.
+    takes_notes: bool,
     /// Allocated by this batch, and part of its tree.
     pub(crate) allocated: RunSet,
     /// Unwritten in the committed tree, and written by this batch where they lie.
@@ -194,6 +196,7 @@ impl Area {
             pages,
             stock: Stock::default(),
             gathers: false,
+            takes_notes: false,
             allocated: RunSet::default(),
             filled: RunSet::default(),
             freed: Vec::new(),
@@ -293,6 +296,12 @@ impl Batch<'_> {
         }
     }
 
+    /// No record follows: what the table of logs and grants says about the records, and what was noted beside them, is taken
+    /// from here on even if the batch is full. There is little of it.
+    pub fn take_notes(&mut self) {
+        self.takes_notes = true;
+    }
+
     /// Runs a change; remembers if it failed half way.
     pub(crate) fn guarded<T>(
         &mut self,
@@ -301,7 +310,7 @@ impl Batch<'_> {
         if self.state != BatchState::Whole {
             return Err(AreaError::Poisoned);
         }
-        if self.is_full() {
+        if self.is_full() && !self.takes_notes {
             return Err(AreaError::BatchFull);
         }
         self.unbounded(change)

@@ -314,8 +314,15 @@ fn a_full_batch_says_so_and_changes_nothing() {
     }
     let more = file(9, 1, "more").apply(&mut batch, 5000);
     assert!(matches!(more, Err(AreaError::BatchFull)), "{more:?}");
+    // How far the log came is part of the same commit: a full batch need not be made again with fewer records.
+    let item = LogItem { digested: Sequence::new(made), ..LogItem::read_from_bytes(&[0; 72]).unwrap() };
+    let noted = batch.put_log(LogUid::new(7), &item);
+    assert!(matches!(noted, Err(AreaError::BatchFull)), "{noted:?}");
+    batch.take_notes();
+    batch.put_log(LogUid::new(7), &item).unwrap();
     batch.commit(VERSION).unwrap();
     assert_eq!(state_of(&area).unwrap()[&1].entries.len() as u64, made);
+    assert_eq!(area.logs().unwrap(), [(LogUid::new(7), item)]);
 }
 
 #[test]

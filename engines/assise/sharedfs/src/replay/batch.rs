@@ -185,25 +185,27 @@ pub(crate) fn digest_batch(
     let mut limits = limits;
     let taken = decisions.taken();
     loop {
-        let result = try_batch(area, copy, (uid, up_to), limits, decisions, role);
+        let mut tried = 0;
+        let result = try_batch(area, copy, (uid, up_to), (limits, &mut tried), decisions, role);
         if result.is_err() {
             decisions.restore_room(taken);
         }
         match result {
-            // The batch had no place left for the note of how far it came, or for all that was written: half of it has.
+            // The tree has no nodes left for the note of how far the batch came, or for all that was written: half of it has.
             Err(Error::Area(AreaError::BatchFull | AreaError::Overfull)) if limits.records > 1 => {
-                limits.records /= 2;
+                limits.records = (limits.records.min(tried) / 2).max(1);
             }
             result => return result,
         }
     }
 }
 
+/// `tried` counts the records that the batch took, even if they do not fit it.
 fn try_batch(
     area: &mut Area,
     copy: &mut impl Visit,
     (uid, up_to): (LogUid, Sequence),
-    limits: BatchLimits,
+    (limits, tried): (BatchLimits, &mut usize),
     decisions: &mut Decisions<'_>,
     role: Role,
 ) -> Result<Digest, Error> {
@@ -242,7 +244,9 @@ fn try_batch(
         hash: Some(RecordsHash::default()),
         at: before,
     };
-    let end = work.take_frames(&mut batch, &file, up_to, limits, decisions, (role, changes > 0))?;
+    let end = work.take_frames(&mut batch, &file, up_to, limits, decisions, (role, changes > 0));
+    *tried = work.records;
+    let end = end?;
     if let Some(expected) = role.expected() {
         // Nothing is committed before all records that the entry names were compared.
         let end = match end {
@@ -261,6 +265,7 @@ fn try_batch(
         return Ok(nothing(before, end));
     }
     batch.sync_writes()?;
+    batch.take_notes();
     batch.put_log(uid, &open.item(at.sequence, at.position))?;
     let (changes, version) =
         copy.visit(|copy| copy.enter(&mut batch, changes, (uid, at, hash), &removed, role))?;

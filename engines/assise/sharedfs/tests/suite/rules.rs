@@ -13,6 +13,7 @@ use ipc::SystemHost;
 use ipc::sync::Ordering;
 use ipc::words::Seal;
 use pmem::Recorder;
+use pmem::recorded::Verb;
 use sharedfs::{Config, CutReason, Daemon, Refusal};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -318,6 +319,32 @@ fn batches_of_any_size_get_on() {
         let two = Client::attach(&Arc::new(daemon), user(0));
         assert_eq!(two.walk("").unwrap().item.size.get(), 200);
     }
+}
+
+/// A batch ends where its nodes are used up, and what it has done until then counts: each block is written once.
+#[test]
+fn a_batch_whose_nodes_are_used_up_is_not_made_again() {
+    let recorder = Recorder::new();
+    new_pool(&recorder.medium());
+    let mut config = Config { batch_records: 1000, batch_bytes: 1 << 20, ..tiny() };
+    config.area.batch_nodes_max = 12;
+    let (daemon, _) = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap();
+    let mut one = Client::attach(&Arc::new(daemon), user(0));
+    one.write_lease(ROOT);
+    let (files, mut writes) = (200, 0);
+    for part in 0..10 {
+        for index in 0..files / 10 {
+            let (file, made) = one.create(ROOT, format!("{part}-{index:0>100}").as_bytes(), FILE | 0o644);
+            assert!(made);
+            // Shorter than a block, so that each is written when the batch is about to end.
+            assert!(one.write(file, 0, &[1; 100]));
+        }
+        let before = recorder.calls(Verb::Persist);
+        one.digest(true).unwrap();
+        writes += recorder.calls(Verb::Persist) - before;
+    }
+    // A block for each file, and less than that for the nodes, the maps and the roots of all commits.
+    assert!(writes < 2 * files, "{writes}");
 }
 
 #[test]
