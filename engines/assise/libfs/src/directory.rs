@@ -10,7 +10,7 @@ use format::call::AHEAD_MAX;
 use format::name::COOKIE_SLOTS;
 use format::record::FileType;
 use format::{Cookie, InodeNumber, Name, Sequence};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Limit of absent names that are cached, in addition to those that own records removed; and of hashes of which all
 /// entries are known.
@@ -62,6 +62,9 @@ pub(crate) enum Found {
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     places: BTreeMap<Cookie, EntryPlace>,
+    /// The places of the changes by own records, oldest first, until the area contains these: a digest of a few records does
+    /// not look at all entries.
+    own: VecDeque<(Sequence, Cookie)>,
     /// All entries are known whose cookies are at or after the first and before the second.
     known: (u64, u64),
     /// Lookups of names that were not cached, under the present lease.
@@ -83,6 +86,7 @@ impl Directory {
     pub fn unknown() -> Self {
         Self {
             places: BTreeMap::new(),
+            own: VecDeque::new(),
             known: (Cookie::START.get(), Cookie::START.get()),
             misses: 0,
             ahead: 0,
@@ -154,9 +158,9 @@ impl Directory {
 
     /// Drops all entries that the area contains.
     pub fn forget_digested(&mut self) {
-        let mut own = std::mem::take(&mut self.places);
-        own.retain(|_, place| place.sequence > Sequence::new(0));
-        *self = Self { places: own, ..Self::unknown() };
+        let (mut places, own) = (std::mem::take(&mut self.places), std::mem::take(&mut self.own));
+        places.retain(|_, place| place.sequence > Sequence::new(0));
+        *self = Self { places, own, ..Self::unknown() };
     }
 
     /// Looks a name up.
@@ -201,12 +205,17 @@ impl Directory {
 
     /// Applies an own record that added an entry here, or changed the inode to which it refers.
     pub fn put(&mut self, cookie: Cookie, name: Name<'_>, target: Target, sequence: Sequence) {
-        self.places.insert(cookie, EntryPlace { name: name.bytes().into(), target: Some(target), sequence });
+        self.change(cookie, EntryPlace { name: name.bytes().into(), target: Some(target), sequence });
     }
 
     /// Applies an own record that removed the entry here.
     pub fn remove(&mut self, cookie: Cookie, name: Name<'_>, sequence: Sequence) {
-        self.places.insert(cookie, EntryPlace { name: name.bytes().into(), target: None, sequence });
+        self.change(cookie, EntryPlace { name: name.bytes().into(), target: None, sequence });
+    }
+
+    fn change(&mut self, cookie: Cookie, place: EntryPlace) {
+        self.own.push_back((place.sequence, cookie));
+        self.places.insert(cookie, place);
     }
 
     /// Stores an entry of the area, which contains own records up to `digested`.
@@ -252,13 +261,17 @@ impl Directory {
 
     /// Own records up to `digested` are in the area now: their changes are treated like other entries of the area.
     pub fn purge(&mut self, digested: Sequence) {
-        self.places.retain(|_, place| {
-            let gone = place.target.is_none() && place.sequence <= digested;
-            if place.sequence <= digested {
-                place.sequence = Sequence::new(0);
+        while let Some((sequence, cookie)) = self.own.front().copied()
+            && sequence <= digested
+        {
+            self.own.pop_front();
+            match self.places.get_mut(&cookie) {
+                Some(place) if place.sequence > digested => {}
+                Some(place) if place.target.is_some() => place.sequence = Sequence::new(0),
+                Some(_) => drop(self.places.remove(&cookie)),
+                None => {}
             }
-            !gone
-        });
+        }
     }
 
     /// The entries from a cookie on, as far as all of them are known: cookie, name, target.
