@@ -5,10 +5,13 @@
 //! ([`crate::Daemon::stop_level`]). The ledger has room for the entries of a step before the step begins.
 
 use crate::error::Error;
+use crate::leases::LOOK;
 use crate::replay::copy::{LocalCopy, Visit, contain_changes};
 use crate::state::{Core, State};
 use area::Area;
 use ccnvm::SessionId;
+use format::Sequence;
+use ipc::host::WAKE_ALL;
 use ipc::lock::Guard;
 use ipc::sync::Ordering;
 
@@ -36,20 +39,45 @@ impl Entries {
 }
 
 impl Core {
-    /// The area, for a batch of a session's log or for something else.
-    pub fn area_for(&self, session: Option<SessionId>) -> Guard<'_, Area> {
-        let session = session.map_or(0, |session| session.0);
-        // Relaxed, here and below: hints by which a batch ends earlier or later.
-        let waits = session == 0 || self.batch_of.load(Ordering::Relaxed) != session;
-        if waits {
-            self.batch_awaited.fetch_add(1, Ordering::Relaxed);
-        }
+    /// The area, for anything but a batch of a log.
+    pub fn area_for_other(&self) -> Guard<'_, Area> {
+        // Relaxed: hints by which a batch ends earlier or later.
+        self.batch_awaited.fetch_add(1, Ordering::Relaxed);
         let area = self.area.lock();
-        if waits {
-            self.batch_awaited.fetch_add(u32::MAX, Ordering::Relaxed);
-        }
-        self.batch_of.store(session, Ordering::Relaxed);
+        self.batch_awaited.fetch_add(u32::MAX, Ordering::Relaxed);
         area
+    }
+
+    /// The area, for a batch of a session's log; [`Self::end_batch`] follows. `None` once the log is digested up to a record,
+    /// perhaps by batches of another thread: while one makes such batches this call waits for the end of each, not for the lock,
+    /// which it might not get between two of them.
+    ///
+    /// # Errors
+    /// `Stopped`.
+    pub fn area_for_batch(&self, id: SessionId, up_to: Sequence) -> Result<Option<Guard<'_, Area>>, Error> {
+        loop {
+            // Acquire: pairs with the Release of `end_batch`; read before the state and `batch_of` are looked at.
+            let seen = self.batches.load(Ordering::Acquire);
+            if self.state.lock().is_digested(id, up_to)? {
+                return Ok(None);
+            }
+            // Relaxed: it is cleared before `batches` grows. A batch that begins just now is waited for at the lock.
+            if self.batch_of.load(Ordering::Relaxed) != id.0 {
+                let area = self.area_for_other();
+                self.batch_of.store(id.0, Ordering::Relaxed);
+                return Ok(Some(area));
+            }
+            self.host.wait(&self.batches, seen, Some(self.host.now().after(LOOK)));
+        }
+    }
+
+    /// Gives back the area after a batch, or after a batch that did not come about.
+    pub fn end_batch(&self, area: Guard<'_, Area>) {
+        self.batch_of.store(0, Ordering::Relaxed);
+        drop(area);
+        // Release: pairs with the Acquire of `area_for_batch`.
+        self.batches.fetch_add(1, Ordering::Release);
+        self.host.wake(&self.batches, WAKE_ALL);
     }
 
     /// Whether calls wait for the area, other than for the digest of the log that the batch in preparation is of.
@@ -64,7 +92,7 @@ impl Core {
             match self.look_for_room(&entries) {
                 Ok(state) => return state,
                 Err(NoRoom::Commit) => {
-                    let mut area = self.area_for(None);
+                    let mut area = self.area_for_other();
                     // A failure stops the daemon, which the next look sees.
                     let _ = self.contain_changes(&mut area);
                 }

@@ -109,7 +109,7 @@ impl Core {
         let terms = (self.copies.version(), self.state.lock().copy.ledger.region().bytes());
         let (mut comparison, held) = Comparison::ask(connection, terms, until).map_err(of_copy)?;
         let pinned = {
-            let mut area = self.area_for(None);
+            let mut area = self.area_for_other();
             drop(self.contain_all(&mut area)?);
             Pinned::of(&mut area)
         };

@@ -221,6 +221,7 @@ impl Daemon {
             state: Lock::new(host.clone(), left),
             area: Lock::new(host.clone(), area),
             batch_of: LongWord::new(0),
+            batches: Word::new(0),
             requests: LongWord::new(0),
             batch_awaited: Word::new(0),
             questions: Lock::new(host.clone(), Questions::default()),
@@ -409,6 +410,12 @@ impl Daemon {
     /// Makes logs ready for sessions to come, as the background thread does.
     pub fn make_ready_logs(&self) {
         self.core.make_ready_logs();
+    }
+
+    /// Whether a call waits for the digest of a session's log.
+    pub fn is_digest_awaited(&self, session: u64) -> bool {
+        let state = self.core.state.lock();
+        state.sessions.get(&SessionId(session)).is_some_and(|session| session.is_awaited())
     }
 
     /// Numbers of the sessions that live.

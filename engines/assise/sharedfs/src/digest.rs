@@ -16,6 +16,7 @@ use ccnvm::SessionId;
 use format::node::InodeItem;
 use format::{InodeNumber, Sequence};
 use ipc::Digested;
+use ipc::sync::Ordering;
 use mirror::logs::{RING_START, bytes_between};
 
 /// Inodes that one commit removes.
@@ -41,7 +42,7 @@ impl Core {
     /// # Errors
     /// Failures of medium or tree, after which the daemon has stopped.
     pub fn digest_step(&self, area: &mut Area, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
-        let (log, room, kept) = {
+        let (log, shared, room, kept) = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
             if state.is_digested(id, up_to)? {
@@ -54,7 +55,7 @@ impl Core {
             }
             let Some(session) = state.sessions.get(&id) else { return Ok(Step::Done) };
             let kept = state.room.begin_batch(&state.copy.free, self.config.area.segment_blocks.into());
-            (session.log, state.room.of(id), kept)
+            (session.log, session.shared.clone(), state.room.of(id), kept)
         };
         area.keep(kept.blocks, kept.nodes);
         let is_open = |inode| self.state.lock().is_open(inode);
@@ -65,8 +66,15 @@ impl Core {
         };
         // While a tree is sent a batch takes little more than was allowed.
         let is_awaited = || self.is_batch_awaited() || self.pace.is_kept();
-        let mut decisions =
-            Decisions { is_open: &is_open, room: Some(room), lend: &lend, is_awaited: &is_awaited };
+        // Relaxed: a hint that makes a batch shorter.
+        let awaited = || Sequence::new(shared.awaited.load(Ordering::Relaxed));
+        let mut decisions = Decisions {
+            is_open: &is_open,
+            room: Some(room),
+            lend: &lend,
+            is_awaited: &is_awaited,
+            awaited: &awaited,
+        };
         let limits = BatchLimits::of(&self.config);
         let digest =
             digest_batch(area, &mut DaemonCopy(self), (log, up_to), limits, &mut decisions, Role::Head);
@@ -84,7 +92,7 @@ impl Core {
     /// As [`Self::digest`].
     pub fn digest_and_go_on(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
         let before = self.state.lock().digested_of(id);
-        let step = self.digest(id, up_to)?;
+        let step = self.digest_to(id, up_to)?;
         let mut state = self.state.lock();
         if state.has_much_to_digest(id, before)
             && let Some(session) = state.sessions.get_mut(&id)
@@ -114,7 +122,7 @@ impl Core {
         if self.state.lock().reapable.is_empty() {
             return Ok(false);
         }
-        let mut area = self.area_for(None);
+        let mut area = self.area_for_other();
         let (inodes, entry) = {
             // Space for its entry is reserved for the thread that holds the area's lock.
             let mut guard = self.state_with_room_beside(&mut area, |_| Entries::plain(0));
@@ -152,6 +160,23 @@ impl State {
         }
         let Some(session) = self.sessions.get(&id) else { return Ok(true) };
         Ok(self.copy.digested(session.log).sequence >= up_to)
+    }
+
+    /// A call waits until a session's log is digested up to a record.
+    pub fn await_digest(&mut self, id: SessionId, up_to: Sequence) {
+        if up_to > self.digested_of(id).sequence
+            && let Some(session) = self.sessions.get_mut(&id)
+        {
+            session.begin_wait(up_to);
+        }
+    }
+
+    /// The call does not wait any more.
+    pub fn await_digest_no_more(&mut self, id: SessionId, up_to: Sequence) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            let mut left = true;
+            session.end_waits(|awaited| awaited != up_to || !std::mem::take(&mut left));
+        }
     }
 
     /// Whether the records that a session's log still has fill about the fraction `1 / GO_ON_PART` of it, if they are as
@@ -203,6 +228,9 @@ impl State {
         self.note_orphans(id, &digest.orphans)?;
         if digest.records > 0 {
             self.publish_reusable(core, id);
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.end_waits(|awaited| awaited > digest.at.sequence);
+            }
         }
         Ok(match digest.end {
             End::Done => Step::Done,

@@ -230,7 +230,7 @@ impl Core {
             TreeRoom { blocks: self.config.join_blocks / 2, nodes: self.config.join_leaves as u64 / 2 };
         loop {
             let (pinned, usage) = {
-                let mut area = self.area_for(None);
+                let mut area = self.area_for_other();
                 (Pinned::of(&mut area), area.usage())
             };
             let ranges = match from {
@@ -275,7 +275,7 @@ impl Core {
 
     /// Pins a commit, and counts a member as a copy that has executed what this commit contains, and has nothing beyond.
     fn count_from_now(&self, node: NodeId) -> Result<(Pinned, CopyEnds), Error> {
-        let mut area = self.area_for(None);
+        let mut area = self.area_for_other();
         let mut guard = self.contain_all(&mut area)?;
         let state = &mut *guard;
         let pinned = Pinned::of(&mut area);

@@ -314,11 +314,23 @@ impl Core {
         peer.is_some_and(|peer| peer.is_runnable())
     }
 
+    /// Digests a session's log up to a record, for a call that waits for it: a batch of the log ends with this record, whichever
+    /// thread makes the batch.
+    ///
+    /// # Errors
+    /// As [`Self::digest_to`].
+    pub fn digest(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+        self.state.lock().await_digest(id, up_to);
+        let step = self.digest_to(id, up_to);
+        self.state.lock().await_digest_no_more(id, up_to);
+        step
+    }
+
     /// Digests a session's log up to a record, batch by batch, the locks free between them.
     ///
     /// # Errors
     /// Failures of medium or tree, after which the daemon has stopped.
-    pub fn digest(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
+    pub fn digest_to(&self, id: SessionId, up_to: Sequence) -> Result<Step, Error> {
         let asked = up_to;
         loop {
             // A log that is digested already does not wait for the batch of another one.
@@ -336,11 +348,11 @@ impl Core {
             self.wait_for_batch_room()?;
             self.pace.wait(|| TreeRoom::free(&self.state.lock().copy.free.usage));
             let up_to = reachable;
-            let (step, wanted) = {
-                let mut area = self.area_for(Some(id));
-                let step = self.digest_step(&mut area, id, up_to)?;
-                (step, self.is_batch_awaited())
-            };
+            let Some(mut area) = self.area_for_batch(id, up_to)? else { continue };
+            let step = self.digest_step(&mut area, id, up_to);
+            let wanted = self.is_batch_awaited();
+            self.end_batch(area);
+            let step = step?;
             match step {
                 // The copies may lack records behind.
                 Step::Done if up_to < asked => {}
@@ -495,7 +507,7 @@ impl Core {
 
     /// Removes a session from all tables, and its log from the tree; gives the name of the log's file.
     fn close_session(&self, id: SessionId) -> Result<Option<String>, Error> {
-        let mut area = self.area_for(Some(id));
+        let mut area = self.area_for_other();
         let name = {
             let waiting = |state: &State| Entries::plain(1 + state.leases.wants_waiting());
             let mut guard = self.state_with_room_beside(&mut area, waiting);

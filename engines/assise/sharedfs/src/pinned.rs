@@ -57,7 +57,7 @@ impl Core {
 
     /// Releases the space that a pin kept.
     pub fn release_pinned(&self) -> Result<(), Error> {
-        let mut area = self.area_for(None);
+        let mut area = self.area_for_other();
         let commit = area.commit();
         area.release(commit)?;
         self.state.lock().copy.free = crate::room::Free::of(&area);

@@ -81,7 +81,7 @@ impl Core {
         };
         let begun = {
             // No batch is under way that was judged by what copies had before.
-            let area = self.area_for(None);
+            let area = self.area_for_other();
             let mut guard = self.state.lock();
             let state = &mut *guard;
             let begun = begin_copy(&self.host, &mut state.copy, &lives, greeted).map(|copy| match &known {

@@ -13,7 +13,7 @@ use ipc::host::Host;
 use ipc::peer::Peer;
 use ipc::ring::RingServer;
 use ipc::shared::{self, Access, Mapping};
-use ipc::sync::Word;
+use ipc::sync::{LongWord, Ordering, Word};
 use ipc::sys::Descriptor;
 use ipc::words::{LeaseState, Seal};
 use ipc::{ClientPages, DaemonPages};
@@ -46,7 +46,12 @@ pub(crate) struct Shared {
     pub ring: RingServer,
     /// 1 once the session has ended: it is not served any more.
     pub gone: Word,
+    /// The first record for whose digest a call waits, or [`NOT_AWAITED`].
+    pub awaited: LongWord,
 }
+
+/// No call waits for a digest of the log.
+const NOT_AWAITED: u64 = u64::MAX;
 
 impl Shared {
     pub fn new(host: &Arc<dyn Host>, config: &Config) -> Result<Self, Error> {
@@ -57,7 +62,8 @@ impl Shared {
         let client = ClientPages::new(&session_words.mapping)?;
         let daemon = DaemonPages::new(&lease_words.mapping, words)?;
         let ring = RingServer::new(host.clone(), ring_memory.mapping.clone(), config.ring, config.spin_ns)?;
-        Ok(Self { session_words, lease_words, ring_memory, client, daemon, ring, gone: Word::new(0) })
+        let (gone, awaited) = (Word::new(0), LongWord::new(NOT_AWAITED));
+        Ok(Self { session_words, lease_words, ring_memory, client, daemon, ring, gone, awaited })
     }
 
     /// The last committed record as the LibFS claims it: an upper bound, and after the seal the cut. The caller holds
@@ -140,6 +146,8 @@ pub(crate) struct Session {
     pub former_ranges: Vec<(InodeNumber, u64)>,
     /// It requested a digest for which it does not wait.
     pub wants_digest: bool,
+    /// The records that are not digested and for whose digest calls wait.
+    awaited: Vec<Sequence>,
     /// Its process, if it is another one.
     pub peer: Option<Arc<Peer>>,
     /// Rights to open files that it passes on.
@@ -195,10 +203,35 @@ impl Session {
             recovered: Vec::new(),
             former_ranges: Vec::new(),
             wants_digest: false,
+            awaited: Vec::new(),
             peer: None,
             passes: Passes::default(),
             lock_table: None,
         }
+    }
+
+    /// A call waits for the digest of a record.
+    pub fn begin_wait(&mut self, up_to: Sequence) {
+        self.awaited.push(up_to);
+        self.tell_awaited();
+    }
+
+    /// Only calls for these records wait any longer.
+    pub fn end_waits(&mut self, waits: impl FnMut(Sequence) -> bool) {
+        let mut waits = waits;
+        self.awaited.retain(|awaited| waits(*awaited));
+        self.tell_awaited();
+    }
+
+    /// Whether a call waits for the digest of a record.
+    pub fn is_awaited(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    fn tell_awaited(&self) {
+        let first = self.awaited.iter().min().map_or(NOT_AWAITED, |first| first.get());
+        // Relaxed: a hint that makes a batch shorter.
+        self.shared.awaited.store(first, Ordering::Relaxed);
     }
 
     /// Whether the number belongs to its own range, taken away or not.

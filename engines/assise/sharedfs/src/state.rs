@@ -146,6 +146,8 @@ pub(crate) struct Core {
     pub area: Lock<Area>,
     /// The session whose log is in the batch in preparation; 0 for none.
     pub batch_of: LongWord,
+    /// Grows when a batch of a log ends, for the calls that wait for the digest of that log.
+    pub batches: Word,
     /// Requests that came through rings.
     pub requests: LongWord,
     /// Calls that wait for the area, except for the digest of that log: the batch ends soon for them.

@@ -118,7 +118,7 @@ impl Core {
         let made = LogFile::create(&self.medium, self.pool, (log, incarnation), file_bytes, uid);
         let file = Arc::new(made.map_err(|_| Status::NoSpace)?);
         let old = {
-            let mut area = self.area_for(Some(id));
+            let mut area = self.area_for_other();
             let old = {
                 let entries = |_: &State| Entries { count: 1, payload_bytes: size_of::<RenewBody>() };
                 let mut guard = self.state_with_room_beside(&mut area, entries);

@@ -52,12 +52,19 @@ pub(crate) struct Decisions<'a> {
     pub lend: &'a dyn Fn(u64) -> bool,
     /// Whether another call waits for the batch to end.
     pub is_awaited: &'a dyn Fn() -> bool,
+    /// The first record behind the log's digested ones for whose digest a call waits, or one behind all.
+    pub awaited: &'a dyn Fn() -> Sequence,
 }
 
 impl Decisions<'_> {
     /// Those of somebody else, repeated.
-    pub const REPEATED: Self =
-        Self { is_open: &|_| true, room: None, lend: &|_| true, is_awaited: &|| false };
+    pub const REPEATED: Self = Self {
+        is_open: &|_| true,
+        room: None,
+        lend: &|_| true,
+        is_awaited: &|| false,
+        awaited: &|| Sequence::new(u64::MAX),
+    };
 
     fn take_room(&mut self, blocks: u64, shared: bool) -> Backing {
         if self.room.as_mut().is_none_or(|room| room.take(blocks, shared)) {
@@ -350,6 +357,9 @@ impl BatchWork<'_> {
             }
             let has = |limits: BatchLimits| self.records >= limits.records || self.bytes >= limits.bytes;
             if has(limits) || (has(SHORT_BATCH) && (decisions.is_awaited)()) {
+                return Ok(End::More);
+            }
+            if self.records > 0 && self.at.sequence >= (decisions.awaited)() {
                 return Ok(End::More);
             }
             let frame = match (frames.next(), role) {

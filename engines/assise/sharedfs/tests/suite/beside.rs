@@ -130,6 +130,43 @@ fn a_log_that_fills_up_beside_a_batch_is_digested_on() {
     daemon.stop();
 }
 
+/// The background digests all of a log when a call begins to wait for the first of its records: the batch ends with those.
+#[test]
+fn a_batch_ends_with_the_record_that_a_call_waits_for() {
+    let recorder = Recorder::new();
+    new_pool(&recorder.medium());
+    let config = Config { idle_digest: 10 * LONG, ..tiny() };
+    let (daemon, _) = Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap();
+    let daemon = Arc::new(daemon);
+    daemon.start().unwrap();
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (file, made) = one.create(ROOT, b"file", FILE | 0o644);
+    assert!(made);
+    one.digest(true).unwrap();
+    let first = one.pages.commit().load().next();
+    (0..4).for_each(|block| assert!(one.write(file, block * 4096, &[7; 4096])));
+    let last = one.pages.commit().load();
+    let hold =
+        recorder.hold(HeldCall::Read(log_file(one.attached.welcome.log, one.attached.welcome.incarnation)));
+    let commits = daemon.commit().get();
+    one.digest(false).unwrap();
+    eventually("the batch reads", || hold.waiting() == 1);
+    let (session, caller) = (one.session, daemon.clone());
+    let waits = beside(move || {
+        let request = DigestRequest { up_to: first, wait: U32::new(1), reserved: U32::new(0) };
+        caller.call(session, CallKind::Digest as u16, request.as_bytes(), 256).0
+    });
+    eventually("a call waits for the digest", || daemon.is_digest_awaited(session));
+    drop(hold);
+    assert_eq!(waits.recv_timeout(LONG).unwrap(), Status::Ok);
+    eventually("all is digested", || one.view.digested().sequence == last);
+    assert!(!daemon.is_digest_awaited(session));
+    // One for the record that the call waited for, one for the rest.
+    assert_eq!(daemon.commit().get(), commits + 2);
+    daemon.stop();
+}
+
 #[test]
 fn one_sync_of_the_ledger_is_good_for_all_that_wait() {
     let (recorder, daemon, [(one, first), (two, second)]) = two();
