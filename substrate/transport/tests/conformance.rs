@@ -36,6 +36,7 @@ const CASES: &[Case] = &[
     ("a right to read is none to write", read_only),
     ("memory of another endpoint is refused", foreign_memory),
     ("a window more and the sender waits", window),
+    ("an optional message takes no place that another one needs", optional),
     ("more than the window of immediates goes on for ever", long_run),
     ("a close is heard with its reason, once", close_is_heard),
     ("a closed connection refuses everything", closed_refuses),
@@ -304,6 +305,21 @@ fn window(bed: &Bed) {
     for number in 2..5u8 {
         assert_eq!(message(&pair.there), [number]);
     }
+}
+
+fn optional(bed: &Bed) {
+    let small = Settings { window: 4, ..settings() };
+    let pair = Pair::with(bed, &settings(), &small);
+    let optional: Vec<bool> = (0..4u8).map(|number| pair.here.send_optional(&[number]).unwrap()).collect();
+    assert_eq!(optional, [true, true, false, false]);
+    // The others find room at once.
+    (4..6u8).for_each(|number| drop(pair.here.send(&[number], Some(soon())).unwrap()));
+    for number in [0, 1, 4, 5] {
+        assert_eq!(message(&pair.there), [number]);
+    }
+    // The peer has taken all, and said so.
+    pair.here.send(&[6], Some(soon())).unwrap();
+    assert!(pair.here.send_optional(&[7]).unwrap());
 }
 
 fn long_run(bed: &Bed) {

@@ -428,3 +428,11 @@ pub fn say_executed(
         }
     }
 }
+
+/// Tells the head how far the tree is with one log. The head learns that from the next report, too: this one is left out,
+/// and the result false, if the head is slow to take messages, or gone.
+pub fn say_progress(connection: &Connection, contained: &LedgerPosition, log: &LogMark) -> bool {
+    let report =
+        message(MirrorKind::Executed, false, contained.to_mark().as_bytes(), std::slice::from_ref(log));
+    connection.send_optional(&report).is_ok_and(|sent| sent)
+}

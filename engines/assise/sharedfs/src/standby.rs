@@ -17,24 +17,27 @@ mod comparing;
 mod contents;
 mod joining;
 
-use self::contents::{Contents, open_contents, remove_files};
+use self::contents::{Contents, mark_of, open_contents, remove_files};
 use self::joining::Joining;
 use crate::config::Config;
 use crate::daemon::{Daemon, lock_pool};
 use crate::error::Error;
-use crate::replay::copy::contain_changes;
+use crate::ledger::position_of;
+use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::Script;
 use crate::take_over::Recovered;
 use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
-use format::{Epoch, NodeId, Sequence};
+use format::{Epoch, LogUid, NodeId, Sequence};
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
 use mirror::ledger::LedgerPosition;
 use mirror::{
-    HeadTerms, Receiver, Stepped, asks_for_records, is_compare, refuse, say_executed, take_message,
+    HeadTerms, Receiver, Stepped, asks_for_records, is_compare, refuse, say_executed, say_progress,
+    take_message,
 };
 use pmem::{Medium, PoolLock};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use transport::{Connection, Event};
@@ -487,9 +490,10 @@ impl Inner {
         let synced = contents.executable(synced, self.host.now());
         let mut moved = false;
         for _ in 0..ENTRIES_AT_ONCE {
-            let script = Script::new(&mut contents.area, &mut contents.copy, &self.steps);
-            let (more, over) = script.run_one(synced)?;
-            contents.over.extend(over);
+            let Contents { area, copy, told, over, .. } = &mut *contents;
+            let mut batch_done = |copy: &LocalCopy, log| self.report_batch(copy, log, told);
+            let (more, files) = Script::new(area, copy, &self.steps).run_one(synced, &mut batch_done)?;
+            over.extend(files);
             if !more {
                 break;
             }
@@ -513,6 +517,23 @@ impl Inner {
             }
         }
         Ok(moved)
+    }
+
+    /// Tells the head how far a log is after each batch, so that its space is used again before all of a long entry, and all
+    /// entries that are there, are executed. No wait for the head, because the contents are locked: a report may be left out,
+    /// since the next one says more.
+    fn report_batch(&self, copy: &LocalCopy, log: LogUid, told: &mut BTreeMap<LogUid, Sequence>) {
+        let contained = position_of(&copy.ledger.last_commit());
+        let Some(mark) = mark_of(copy, log) else { return };
+        {
+            let mut receiving = self.receiving.lock();
+            let Some(receiver) = receiving.receiver.as_mut() else { return };
+            receiver.note_executed(contained, &[mark]);
+        }
+        let link = self.head.lock().connection.clone();
+        if link.is_some_and(|link| say_progress(&link, &contained, &mark)) {
+            told.insert(log, mark.sequence);
+        }
     }
 
     /// True if the records are there that were missing or wrong when the pool was opened, or if there were none.

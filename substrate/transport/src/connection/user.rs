@@ -3,6 +3,9 @@
 
 use super::*;
 
+/// Optional messages leave the rest of the peer's window free. A peer that keeps up tells its count when it has taken as many.
+const OPTIONAL_PART: u32 = 2;
+
 impl Connection {
     pub(crate) fn new(core: Arc<ConnectionCore>) -> Self {
         Self(core)
@@ -64,6 +67,26 @@ impl Connection {
             return Err(Error::TooLarge { bytes: message.len() as u64, limit: limit as u64 });
         }
         self.0.submit(until, true, |core, state| core.post_frame(state, FrameKind::Message, message))
+    }
+
+    /// Sends a message that may be left out, without waiting. It is left out if half of the peer's window is in use, so that it
+    /// makes no other message wait. False: it was left out.
+    ///
+    /// # Errors
+    /// `TooLarge`; `Ended`.
+    pub fn send_optional(&self, message: &[u8]) -> Result<bool, Error> {
+        let under_way = {
+            let state = self.0.state.lock();
+            state.sent.wrapping_sub(state.taken_there)
+        };
+        if under_way >= self.agreed().window.window / OPTIONAL_PART {
+            return Ok(false);
+        }
+        match self.send(message, Some(Time::from_ns(0))) {
+            Ok(_) => Ok(true),
+            Err(Error::TimedOut | Error::Interrupted) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes into memory that the peer has granted, `offset` bytes after its start. With an immediate, the peer is

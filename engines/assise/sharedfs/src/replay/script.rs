@@ -52,6 +52,9 @@ pub fn execute_ledger(host: &dyn Host, medium: &Medium, config: &Config) -> Resu
 /// Gets the records of a log from another copy; false if none has others.
 pub(crate) type RepairLog<'a> = dyn FnMut(&mut LocalCopy, LogUid) -> Result<bool, Error> + 'a;
 
+/// Is told of the log of which the tree has more records since just now.
+pub(crate) type BatchDone<'a> = dyn FnMut(&LocalCopy, LogUid) + 'a;
+
 /// The ledger's script on its way.
 pub(crate) struct Script<'a> {
     area: &'a mut Area,
@@ -87,7 +90,7 @@ impl<'a> Script<'a> {
     ) -> Result<Executed, Error> {
         self.takes_parts = repair.is_none();
         let mut repaired = None;
-        while self.next(Sequence::new(u64::MAX), seen)? {
+        while self.next(Sequence::new(u64::MAX), seen, &mut |_, _| ())? {
             let (Some(repair), Err(lacking)) = (&mut repair, self.check_records()) else { continue };
             let (Error::Short(log, _) | Error::Differs(log, _)) = lacking else { return Err(lacking) };
             // The entry is executed again, once.
@@ -102,12 +105,17 @@ impl<'a> Script<'a> {
     }
 
     /// Executes the next entry, if it is not behind `up_to` and its log has the records that it names; gives the files that
-    /// no entry names any more once the next commit is made, and whether there was such an entry.
+    /// no entry names any more once the next commit is made, and whether there was such an entry. `batch_done` is called when the
+    /// tree has more records of a log.
     ///
     /// # Errors
     /// `Area`, `Media`, `File`; `Short`: the log does not have them; `Differs`: it has others.
-    pub fn run_one(mut self, up_to: Sequence) -> Result<(bool, Vec<(LogUid, Incarnation)>), Error> {
-        let done = self.next(up_to, &mut |_| {})?;
+    pub fn run_one(
+        mut self,
+        up_to: Sequence,
+        batch_done: &mut BatchDone<'_>,
+    ) -> Result<(bool, Vec<(LogUid, Incarnation)>), Error> {
+        let done = self.next(up_to, &mut |_| {}, batch_done)?;
         self.check_records()?;
         Ok((done, self.over))
     }
@@ -121,7 +129,12 @@ impl<'a> Script<'a> {
         }
     }
 
-    fn next(&mut self, up_to: Sequence, seen: &mut dyn FnMut(&Entry<'_>)) -> Result<bool, Error> {
+    fn next(
+        &mut self,
+        up_to: Sequence,
+        seen: &mut dyn FnMut(&Entry<'_>),
+        batch_done: &mut BatchDone<'_>,
+    ) -> Result<bool, Error> {
         // All that was promised is there as long as nothing shared becomes anybody's own.
         self.area.keep(u64::MAX, 0);
         if self.copy.ledger.last() >= up_to {
@@ -129,7 +142,7 @@ impl<'a> Script<'a> {
         }
         let Some(read) = self.copy.ledger.next_entry()? else { return Ok(false) };
         seen(&read.entry()?);
-        self.step(&read)?;
+        self.step(&read, batch_done)?;
         if self.copy.ledger.wants_commit(self.config.batch_changes) {
             contain_changes(self.area, self.copy, 0)?;
         }
@@ -137,7 +150,7 @@ impl<'a> Script<'a> {
     }
 
     /// Executes one entry.
-    fn step(&mut self, read: &ReadEntry) -> Result<(), Error> {
+    fn step(&mut self, read: &ReadEntry, batch_done: &mut BatchDone<'_>) -> Result<(), Error> {
         let entry = read.entry()?;
         // The inodes that a digest removed are in the entries behind it, before the commit.
         if !matches!(entry.event, Event::Reap { .. } | Event::Pad) {
@@ -148,7 +161,8 @@ impl<'a> Script<'a> {
         match entry.event {
             Event::Digest { up_to, hash } => {
                 let expected = self.expected(entry.sequence, hash);
-                self.digest((entry.log, up_to), Repeated { sequence: entry.sequence, expected })?;
+                let repeated = Repeated { sequence: entry.sequence, expected };
+                self.digest((entry.log, up_to), repeated, batch_done)?;
             }
             Event::Reap { inodes } => self.reap(inodes, entry.sequence)?,
             _ => {}
@@ -178,13 +192,21 @@ impl<'a> Script<'a> {
         RecordsHash::from_bytes(hash).filter(|_| is_new).map(|hash| ExpectedHash { key, hash })
     }
 
-    fn digest(&mut self, (log, up_to): (LogUid, Sequence), mut entry: Repeated) -> Result<(), Error> {
+    fn digest(
+        &mut self,
+        (log, up_to): (LogUid, Sequence),
+        mut entry: Repeated,
+        batch_done: &mut BatchDone<'_>,
+    ) -> Result<(), Error> {
         let limits = BatchLimits::of(self.config);
         loop {
             let role = Role::Entry(entry);
             let mut decisions = Decisions::REPEATED;
             let digest = digest_batch(self.area, self.copy, (log, up_to), limits, &mut decisions, role)?;
             self.executed.records += digest.records as u64;
+            if digest.records > 0 {
+                batch_done(self.copy, log);
+            }
             match digest.end {
                 End::Done => return Ok(()),
                 End::More if digest.records > 0 => entry.expected = None,

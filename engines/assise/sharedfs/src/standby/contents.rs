@@ -12,6 +12,7 @@ use area::Area;
 use format::ledger::Event;
 use format::mirror::LogMark;
 use format::{Incarnation, LogUid, Sequence};
+use ipc::Digested;
 use ipc::host::Host;
 use mirror::Receiver;
 use mirror::ledger::LedgerPosition;
@@ -62,7 +63,7 @@ pub(super) fn open_contents(
     })?;
     let (mut over, mut lacks) = (Vec::new(), None);
     loop {
-        match Script::new(&mut area, &mut copy, config).run_one(receiver.synced()) {
+        match Script::new(&mut area, &mut copy, config).run_one(receiver.synced(), &mut |_, _| ()) {
             Ok((true, files)) => over.extend(files),
             Ok((false, files)) => {
                 over.extend(files);
@@ -109,7 +110,7 @@ fn lacking_records(copy: &LocalCopy, log: LogUid) -> Result<Option<(LogUid, Inca
 }
 
 /// The files of logs in a pool, and the position up to which the tree contains each.
-fn logs_of(medium: &Medium, copy: &LocalCopy) -> Result<Vec<(LogUid, Incarnation, ipc::Digested)>, Error> {
+fn logs_of(medium: &Medium, copy: &LocalCopy) -> Result<Vec<(LogUid, Incarnation, Digested)>, Error> {
     let table = copy.ledger.table();
     let names = medium.list()?;
     let files = names.iter().filter_map(|name| crate::damage::life_of(name));
@@ -145,19 +146,18 @@ impl Contents {
         let mut marks = Vec::new();
         let table = self.copy.ledger.table();
         self.told.retain(|uid, _| table.log(*uid).is_some());
-        for (uid, log) in &self.copy.logs {
-            let Some(open) = table.log(*uid) else { continue };
-            let digested = log.digested;
-            if self.told.insert(*uid, digested.sequence) != Some(digested.sequence) || all {
-                marks.push(LogMark {
-                    log: *uid,
-                    sequence: digested.sequence,
-                    position: U64::new(digested.position),
-                    incarnation: open.incarnation,
-                    reserved: U32::new(0),
-                });
+        for mark in self.copy.logs.keys().filter_map(|log| mark_of(&self.copy, *log)) {
+            if self.told.insert(mark.log, mark.sequence) != Some(mark.sequence) || all {
+                marks.push(mark);
             }
         }
         marks
     }
+}
+
+/// The position of a log in the tree; none if the log is over.
+pub(super) fn mark_of(copy: &LocalCopy, log: LogUid) -> Option<LogMark> {
+    let incarnation = copy.ledger.table().log(log)?.incarnation;
+    let Digested { sequence, position } = copy.digested(log);
+    Some(LogMark { log, sequence, position: U64::new(position), incarnation, reserved: U32::new(0) })
 }
