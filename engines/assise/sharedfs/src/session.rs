@@ -217,8 +217,7 @@ impl Session {
     }
 
     /// Only calls for these records wait any longer.
-    pub fn end_waits(&mut self, waits: impl FnMut(Sequence) -> bool) {
-        let mut waits = waits;
+    pub fn end_waits(&mut self, mut waits: impl FnMut(Sequence) -> bool) {
         self.awaited.retain(|awaited| waits(*awaited));
         self.tell_awaited();
     }
