@@ -153,7 +153,7 @@ pub(crate) fn config(node: NodeId) -> Config {
         lease_words: 64,
         ready_logs: 1,
         // An entry of one node takes several batches at another one.
-        batch_records: if node.get() % 2 == 0 { 2 } else { 16 },
+        batch_records: if node.get().is_multiple_of(2) { 2 } else { 16 },
         hold_min: Duration::from_micros(50),
         idle_digest: Duration::from_millis(20),
         lock_patience: Duration::ZERO,
