@@ -296,8 +296,8 @@ impl Batch<'_> {
         }
     }
 
-    /// No record follows: what the table of logs and grants says about the records, and what was noted beside them, is taken
-    /// from here on even if the batch is full. There is little of it.
+    /// No record follows. Changes of the table of logs and grants are taken from here on even if the batch is full: these are
+    /// few, and the batch would have to be made again without them.
     pub fn take_notes(&mut self) {
         self.takes_notes = true;
     }

@@ -412,12 +412,6 @@ impl Daemon {
         self.core.make_ready_logs();
     }
 
-    /// Whether a call waits for the digest of a session's log.
-    pub fn is_digest_awaited(&self, session: u64) -> bool {
-        let state = self.core.state.lock();
-        state.sessions.get(&SessionId(session)).is_some_and(|session| session.is_awaited())
-    }
-
     /// Numbers of the sessions that live.
     pub fn sessions(&self) -> Vec<u64> {
         self.core.state.lock().sessions.keys().map(|id| id.0).collect()

@@ -1,6 +1,7 @@
 //! Reports of a daemon about attached programs, for people.
 
 use crate::daemon::Daemon;
+use ccnvm::SessionId;
 use format::{CommitNumber, InodeNumber, LogUid};
 use ipc::sync::Ordering;
 
@@ -66,5 +67,11 @@ impl Daemon {
     /// The last root commit.
     pub fn commit(&self) -> CommitNumber {
         self.core().state.lock().copy.tree.commit()
+    }
+
+    /// Whether a call waits for the digest of a session's log.
+    pub fn is_digest_awaited(&self, session: u64) -> bool {
+        let state = self.core().state.lock();
+        state.sessions.get(&SessionId(session)).is_some_and(|session| session.is_awaited())
     }
 }

@@ -30,6 +30,7 @@ mod operations;
 mod pair;
 mod pair_threads;
 mod passes;
+mod progress;
 mod ready;
 mod recalls;
 mod repair;
