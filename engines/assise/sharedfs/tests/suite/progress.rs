@@ -1,4 +1,4 @@
-//! What a copy reports while it executes.
+//! Reports of a copy that executes entries.
 
 use crate::client::{FILE, ROOT};
 use crate::pair::{COPY, HEAD, Pair, config, format_for, sync};
