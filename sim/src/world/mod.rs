@@ -152,8 +152,12 @@ pub(crate) fn config(node: NodeId) -> Config {
         room_reserve: 64,
         lease_words: 64,
         ready_logs: 1,
-        // An entry of one node takes several batches at another one.
-        batch_records: if node.get().is_multiple_of(2) { 2 } else { 16 },
+        // An entry of one node takes several batches at another one, or one.
+        batch_records: match node.get() % 3 {
+            0 => 16,
+            1 => Config::default().batch_records,
+            _ => 2,
+        },
         hold_min: Duration::from_micros(50),
         idle_digest: Duration::from_millis(20),
         lock_patience: Duration::ZERO,

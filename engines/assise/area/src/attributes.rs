@@ -58,7 +58,8 @@ impl Batch<'_> {
     /// `Refused(NoInode)`; `BatchFull`, `NoSpace`, `Poisoned`, `Node`, `Item`, `Medium`.
     pub fn set_mode(&mut self, inode: InodeNumber, mode: u32) -> Result<(), AreaError> {
         self.sync_file(inode)?;
-        self.guarded(|batch| {
+        // Not put off to the next batch: the write is in this one.
+        self.unbounded(|batch| {
             let mut item = batch.view().inode(inode)?.ok_or(Refused::NoInode(inode))?;
             item.mode = U32::new((item.mode.get() & TYPE_BITS) | (mode & 0o7777));
             batch.begin_change(1, 0, Need::Shrinking)?;

@@ -62,8 +62,13 @@ impl Core {
                 return Ok(None);
             }
             // Relaxed: it is cleared before `batches` grows. A batch that begins just now is waited for at the lock.
-            if self.batch_of.load(Ordering::Relaxed) != id.0 {
-                let area = self.area_for_other();
+            let is_own = || self.batch_of.load(Ordering::Relaxed) == id.0;
+            let area = match is_own() {
+                true => None,
+                // Another thread may begin such a batch just now.
+                false => self.area.try_lock().or_else(|| (!is_own()).then(|| self.area_for_other())),
+            };
+            if let Some(area) = area {
                 self.batch_of.store(id.0, Ordering::Relaxed);
                 return Ok(Some(area));
             }

@@ -5,7 +5,7 @@
 //! newest entry that gave the log a right. Nothing is digested before all copies have that much. Space of a log is used
 //! again when all trees contain what stood there; so is space of the ledger. No lock is held while a copy is waited for.
 
-use crate::copies::{CopyState, Has, Listened, LogToSend, ledger_to_send};
+use crate::copies::{Copy, CopyState, Has, Listened, LogToSend, ledger_to_send};
 use crate::error::Error;
 use crate::level::{
     LEVEL_PATIENCE, LOOK, TURN_BYTES, begin_copy, first_other_entry, greet, lives_of, log_to_send, wait,
@@ -73,7 +73,7 @@ impl Core {
         let greeted = greet(&self.host, connection, self.copies.version(), ledger_bytes)?;
         let known = self.copies.of(node);
         let (lives, since) = {
-            let area = self.area.lock();
+            let area = self.area_for_other();
             let state = self.state.lock();
             let lives = lives_of(&area, &state.copy)?;
             let since = first_other_entry(&lives, state.copy.ledger.last(), &greeted.1);
@@ -350,6 +350,7 @@ impl Core {
     /// As [`Self::reach`].
     pub fn wait_for_batch_room(&self) -> Result<(), Error> {
         loop {
+            let furthest = self.furthest_behind(|copy| Some(copy.contained().sequence));
             let held = {
                 let state = self.state.lock();
                 if state.is_stopped() {
@@ -361,26 +362,47 @@ impl Core {
             if !held {
                 return Ok(());
             }
-            self.wait_for_trees();
+            self.wait_for_tree(furthest);
         }
+    }
+
+    /// The copy whose tree is furthest behind, and what was seen of it.
+    fn furthest_behind(&self, place: impl Fn(&Copy) -> Option<Sequence>) -> Option<(Arc<Copy>, u32)> {
+        let copies = self.copies.all();
+        let placed = copies.into_iter().filter_map(|copy| Some((place(&copy)?, copy)));
+        let (_, copy) = placed.min_by_key(|(place, _)| *place)?;
+        let seen = copy.look();
+        Some((copy, seen))
     }
 
     /// Waits a while for the tree of the copy that is furthest behind.
     pub fn wait_for_trees(&self) {
-        let copies = self.copies.all();
-        let Some(copy) = copies.iter().min_by_key(|copy| copy.contained().sequence) else {
-            return self.note_executed();
-        };
-        let seen = copy.look();
-        let ledger = ledger_to_send(&self.state.lock().copy.ledger);
-        copy.push(None, &ledger, TURN_BYTES);
-        copy.listen(seen, self.host.now().after(LOOK));
+        self.wait_for_tree(self.furthest_behind(|copy| Some(copy.contained().sequence)));
+    }
+
+    /// Waits a while for the tree of a copy, if it has said nothing since it was looked at.
+    fn wait_for_tree(&self, copy: Option<(Arc<Copy>, u32)>) {
+        if let Some((copy, seen)) = copy {
+            let ledger = ledger_to_send(&self.state.lock().copy.ledger);
+            copy.push(None, &ledger, TURN_BYTES);
+            copy.listen(seen, self.host.now().after(LOOK));
+        }
         self.note_executed();
     }
 
     /// Waits until space of a session's log up to a record may be used again, if a copy holds it back.
     pub fn wait_until_reusable(&self, id: SessionId, up_to: Sequence) {
         loop {
+            let log = {
+                let state = self.state.lock();
+                let Some(session) = state.sessions.get(&id) else { return };
+                let open = state.copy.ledger.table().log(session.log);
+                open.map(|open| (session.log, open.incarnation))
+            };
+            let furthest = self.furthest_behind(|copy| {
+                let (log, incarnation) = log?;
+                Some(copy.executed(log, incarnation)?.sequence)
+            });
             let reusable = {
                 let state = self.state.lock();
                 if state.is_stopped() || state.closing || !state.sessions.contains_key(&id) {
@@ -392,7 +414,7 @@ impl Core {
             if reusable >= up_to || !self.copies.any() {
                 return;
             }
-            self.wait_for_trees();
+            self.wait_for_tree(furthest);
         }
     }
 

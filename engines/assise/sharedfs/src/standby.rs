@@ -519,14 +519,15 @@ impl Inner {
         Ok(moved)
     }
 
-    /// Tells the head how far a log is after each batch, so that its space is used again before all of a long entry, and all
+    /// Tells the head how far a log is after a batch in the middle of an entry, so that its space is used again before all of a long entry, and all
     /// entries that are there, are executed. No wait for the head, because the contents are locked: a report may be left out,
     /// since the next one says more.
     fn report_batch(&self, copy: &LocalCopy, log: LogUid, told: &mut BTreeMap<LogUid, Sequence>) {
         let contained = position_of(&copy.ledger.last_commit());
         let Some(mark) = mark_of(copy, log) else { return };
         {
-            let mut receiving = self.receiving.lock();
+            // It is held while received data is synced and confirmed.
+            let Some(mut receiving) = self.receiving.try_lock() else { return };
             let Some(receiver) = receiving.receiver.as_mut() else { return };
             receiver.note_executed(contained, &[mark]);
         }

@@ -137,8 +137,11 @@ pub(crate) fn apply_record(
         }
         (Allowed::WithMode(mode), operation) => {
             let applied = batch.apply(record.inode, operation, &applying)?;
-            // If this finds the batch full, the record comes again: stale then, and its mode still to be set.
-            batch.set_mode(record.inode, mode)?;
+            // The batch does not end between the two: it is made again with fewer records.
+            batch.set_mode(record.inode, mode).map_err(|error| match error {
+                AreaError::BatchFull => Halt::Failed(error),
+                error => error.into(),
+            })?;
             Ok(applied)
         }
         (Allowed::AsIs, operation) => {

@@ -204,12 +204,12 @@ impl<'a> Script<'a> {
             let mut decisions = Decisions::REPEATED;
             let digest = digest_batch(self.area, self.copy, (log, up_to), limits, &mut decisions, role)?;
             self.executed.records += digest.records as u64;
-            if digest.records > 0 {
-                batch_done(self.copy, log);
-            }
             match digest.end {
                 End::Done => return Ok(()),
-                End::More if digest.records > 0 => entry.expected = None,
+                End::More if digest.records > 0 => {
+                    entry.expected = None;
+                    batch_done(self.copy, log);
+                }
                 End::More => {}
                 End::NoFrame | End::Cut(_) if self.takes_parts && entry.expected.is_some() => {
                     entry.expected = None;
