@@ -2,7 +2,7 @@
 //! mapping fails. But a program of the library still has its other files and its locks, and may look at a mapping only
 //! much later. Others would then take it for a user of data that no longer exist: a database in SQLite's WAL mode is
 //! recovered only when no program has it open. So these programs get the signal of a failed access at once, before the
-//! mount counts as gone.
+//! mount counts as gone (`docs/decisions/0041-programs-of-a-dead-mount-end.md`).
 //!
 //! A program that uses the mount itself has lost its files and locks with the gateway, and is left alone.
 
