@@ -114,10 +114,12 @@ enum Other {
     Foreign,
 }
 
+/// Copies a pool. Files may go meanwhile, if its daemon runs: then it is copied again.
 fn copy(from: &Path, to: &Path) {
-    let _ = std::fs::remove_dir_all(to);
-    let done = limited(&["cp", "-a"], &[from.to_str().unwrap(), to.to_str().unwrap()]);
-    assert!(done.status.success(), "{done:?}");
+    until("the pool stays as it is while it is copied", || {
+        let _ = std::fs::remove_dir_all(to);
+        limited(&["cp", "-a"], &[from.to_str().unwrap(), to.to_str().unwrap()]).status.success()
+    });
 }
 
 /// The node that leads is killed, and is back within its lease, as the same node with another pool.
