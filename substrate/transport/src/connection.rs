@@ -22,7 +22,7 @@
 
 use crate::error::{Ended, Error};
 use crate::handshake::Agreed;
-use crate::link::{Arrival, Driver, Immediate, Link, Operation};
+use crate::link::{Arrival, Driver, Immediate, Link, Operation, Waiter};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights, check_range};
 use crate::settings::Settings;
 use format::wire::{FrameHead, FrameKind, WireRegion};
@@ -212,6 +212,7 @@ impl ConnectionCore {
         let mut over = false;
         // Since when this thread sleeps.
         let mut slept = None;
+        let mut waiter = None;
         loop {
             let seen = counter.value();
             if let Some(result) = ready(self) {
@@ -221,6 +222,7 @@ impl ConnectionCore {
             if over {
                 return Err(Error::TimedOut);
             }
+            waiter.get_or_insert_with(|| Waiter::new(&*self.link));
             // Another thread that drives the link notifies the counter.
             let moved = || self.drive() || counter.value() != seen;
             if self.spin.poll(&*self.host, moved) {

@@ -4,8 +4,9 @@
 //!
 //! A software provider makes progress only inside calls of libfabric. A thread that waits for a connection polls it.
 //! For all other connections there is one progress thread for each domain, which sleeps until a queue has an event. A
-//! queue that its user polls is left to its user: the thread checks it again after `WATCH`, then after twice the
-//! time, up to `WATCH_MAX`, and takes it back once the user has stopped polling.
+//! queue for which a thread waits is left to that thread, which is woken if it sleeps: the progress thread checks the queue
+//! again after [`Settings::look_again`], then after twice the time, up to `LOOKS_MAX` times it, and takes the queue back once
+//! no thread polls it.
 //!
 //! The provider listens only for one authenticated peer at a time: `control`.
 //!
@@ -37,10 +38,8 @@ use control::{FabricPendingConnect, PeerListener, TcpChannel, TcpControlListener
 use link::{FabricLink, LinkEvent};
 use sys::{Domain, Facts};
 
-/// The time for which a queue is left to a user that polls it; doubled each time the user still polls. With few
-/// processors a check costs the user tens of microseconds.
-const WATCH: Duration = Duration::from_millis(1);
-const WATCH_MAX: Duration = Duration::from_millis(8);
+/// See the module.
+const LOOKS_MAX: u32 = 8;
 
 /// Number of successful checks in a row after which the progress thread leaves a queue alone for as long.
 const TURNS_MAX: u32 = 8;
@@ -132,6 +131,8 @@ struct Inner {
     stop: Word,
     ids: LongWord,
     tick: Option<Duration>,
+    /// See [`Settings::look_again`].
+    look_again: Duration,
     links: Lock<Links>,
     /// Counters to notify, by the id of the control socket.
     control_sockets: Lock<HashMap<u64, Arc<EventCounter>>>,
@@ -172,6 +173,7 @@ impl Running {
             stop: Word::new(0),
             ids: LongWord::new(CONNECTIONS + 1),
             tick: settings.silence.map(|silence| silence / 4),
+            look_again: settings.look_again,
             links: Lock::new(host.clone(), Links::default()),
             control_sockets: Lock::new(host.clone(), HashMap::new()),
             peer_listeners: Lock::new(host.clone(), HashMap::new()),
@@ -366,10 +368,19 @@ impl Inner {
         (usize::try_from(count).unwrap_or(0), events)
     }
 
-    /// Drives a link that has an event.
+    /// Drives a link that has an event, or wakes the threads that wait for it: they drive it themselves.
     fn attend(&self, link: &FabricLink, watched: &mut WatchList) {
         watched.retain(|watch| watch.link != link.id);
-        self.keep(link.id, &self.serve(link), WATCH, watched);
+        let result = match link.is_waited_for() {
+            true => {
+                // Relaxed: a hint.
+                link.seen.store(link.driven.load(Ordering::Relaxed), Ordering::Relaxed);
+                link.counter().notify(&*self.host);
+                DriveResult::Left
+            }
+            false => self.serve(link),
+        };
+        self.keep(link.id, &result, self.look_again, watched);
     }
 
     fn keep(&self, link: u64, look: &DriveResult, span: Duration, watched: &mut WatchList) {
@@ -393,8 +404,8 @@ impl Inner {
                 link.seen.store(driven, Ordering::Relaxed);
             }
             let (look, span) = match is_polled {
-                true => (DriveResult::Left, (span * 2).min(WATCH_MAX)),
-                false => (self.serve(&link), WATCH),
+                true => (DriveResult::Left, (span * 2).min(self.look_again * LOOKS_MAX)),
+                false => (self.serve(&link), self.look_again),
             };
             self.keep(link.id, &look, span, watched);
         }
@@ -405,7 +416,7 @@ impl Inner {
         // A connection without a driver has not been handed to its user yet, so it is checked again later.
         let Some(driver) = link.driver() else { return DriveResult::Left };
         // Relaxed, here and below: hints only. Only this thread writes `seen`.
-        let mut expected = link.seen.load(Ordering::Relaxed);
+        let mut expected = link.driven.load(Ordering::Relaxed);
         let mut turns = 0;
         for _ in 0..ROUNDS_MAX {
             while driver.drive() {

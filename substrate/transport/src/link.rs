@@ -8,6 +8,7 @@
 use crate::error::{Ended, Error};
 use crate::memory::{Bytes, Local, Rights};
 use format::wire::{ControlKind, WireRegion};
+use ipc::sync::{Ordering, Word};
 use ipc::{EventCounter, Time};
 use pmem::Region;
 use std::any::Any;
@@ -98,6 +99,11 @@ pub(crate) trait Link: Send + Sync {
     /// Sets the driver that the progress thread calls while no user waits for the connection.
     fn attach(&self, driver: Weak<dyn Driver>);
 
+    /// Number of threads that wait for the connection, polling or asleep; `None` if no other thread drives the link.
+    fn waiters(&self) -> Option<&Word> {
+        None
+    }
+
     /// True if an immediate can carry the count of taken messages; otherwise the count needs a frame of its own.
     fn counts_along(&self) -> bool;
 
@@ -125,6 +131,24 @@ pub(crate) trait Link: Send + Sync {
     /// Ends the link. After the return the peer can never again reach memory of this side through it, and no event
     /// arrives.
     fn close(&self);
+}
+
+/// Counts a thread that waits for a link, also if the thread unwinds.
+pub(crate) struct Waiter<'a>(Option<&'a Word>);
+
+impl<'a> Waiter<'a> {
+    pub fn new(link: &'a dyn Link) -> Self {
+        let waiters = link.waiters();
+        // Relaxed, here and below: a hint for the progress thread, which looks again after a while.
+        waiters.inspect(|waiters| _ = waiters.fetch_add(1, Ordering::Relaxed));
+        Self(waiters)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.inspect(|waiters| _ = waiters.fetch_add(u32::MAX, Ordering::Relaxed));
+    }
 }
 
 /// The result of reading from a control channel.

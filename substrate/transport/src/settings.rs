@@ -14,6 +14,9 @@ pub struct Settings {
     pub depth: u32,
     /// Longest time for which a waiting thread polls before it sleeps, in nanoseconds; see [`ipc::Spin`].
     pub spin_ns: u32,
+    /// A connection for which a thread waits is left to that thread. The progress thread looks at it again after this time, and
+    /// takes it back if no thread polls it any more. With few processors a look costs the waiting thread tens of microseconds.
+    pub look_again: Duration,
     /// Time limit of a handshake.
     pub handshake: Duration,
     /// Limit of connections with an unfinished handshake. A new one replaces the oldest of those with the least
@@ -35,6 +38,7 @@ impl Default for Settings {
             window: 32,
             depth: 64,
             spin_ns: 2 * ipc::host::SPIN_NS_MAX,
+            look_again: Duration::from_millis(1),
             handshake: Duration::from_secs(2),
             half_open_max: 64,
             connections_max: 1024,

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "everything here is a test; clippy knows tests by their attribute")]
 
 mod support;
+#[path = "conformance/waits.rs"]
+mod waits;
 
 use format::wire::{RefusalReason, WireRegion};
 use format::{Epoch, NodeId};
@@ -48,8 +50,9 @@ const CASES: &[Case] = &[
     ("a connection of two lives that go on stays when others come and go", advance_keeps),
     ("a connection of a life that ended is closed", advance_closes_a_life_that_ended),
     (CUT, cut_is_found),
-    ("waits end by their time", waits_end),
-    ("a sleeper is woken", sleepers_wake),
+    ("waits end by their time", waits::waits_end),
+    ("a sleeper is woken", waits::sleepers_wake),
+    ("a sleeper gets a long message without a second look", waits::long_messages_wake),
     ("many connections", many_connections),
     ("both ways at once", both_ways),
     ("one connection breaks, the others go on", others_go_on),
@@ -498,27 +501,6 @@ fn cut_is_found(bed: &Bed) {
     let (here, there) = join(bed, &pair.one, &pair.two);
     here.send(b"again", Some(soon())).unwrap();
     assert_eq!(message(&there), b"again");
-}
-
-fn waits_end(bed: &Bed) {
-    let pair = Pair::new(bed, &settings());
-    let start = SystemHost.now();
-    assert_eq!(pair.here.take(Some(in_ms(50))), Err(Error::TimedOut));
-    assert!(SystemHost.now().since(start) >= Duration::from_millis(50));
-    let listener = bed.inside(1, || pair.one.listen("").unwrap());
-    assert!(matches!(listener.accept(Some(in_ms(20))), Err(Error::TimedOut)));
-}
-
-fn sleepers_wake(bed: &Bed) {
-    let slow = Settings { spin_ns: 0, ..settings() };
-    let pair = Pair::new(bed, &slow);
-    let (_, remote) = granted(&pair, 4096, Rights::Write);
-    for round in 0..50u32 {
-        let there = pair.there.clone();
-        let sleeper = spawn("sleeps", move || immediate(&there));
-        pair.here.write(Bytes::Inline(&[1; 8]), &remote, 0, Some(round), Some(soon())).unwrap();
-        assert_eq!(sleeper.join(), round);
-    }
 }
 
 fn many_connections(bed: &Bed) {

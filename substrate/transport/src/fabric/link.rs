@@ -61,6 +61,8 @@ pub(crate) struct FabricLink {
     driver: Lock<Option<Weak<dyn Driver>>>,
     /// 1 after the connection is up.
     up: Word,
+    /// See [`Link::waiters`].
+    waiters: Word,
     /// Number of calls of `drive`.
     pub(super) driven: Word,
     /// The value of `driven` when the progress thread last checked it.
@@ -123,6 +125,7 @@ impl FabricLink {
             has_pending: Word::new(0),
             driver: Lock::new(host, None),
             up: Word::new(0),
+            waiters: Word::new(0),
             driven: Word::new(0),
             seen: Word::new(0),
         });
@@ -165,6 +168,12 @@ impl FabricLink {
 
     pub(super) fn driver(&self) -> Option<Arc<dyn Driver>> {
         self.driver.lock().as_ref().and_then(Weak::upgrade)
+    }
+
+    /// True if a thread waits for the connection.
+    pub(super) fn is_waited_for(&self) -> bool {
+        // Relaxed: see `Waiter`.
+        self.waiters.load(Ordering::Relaxed) != 0
     }
 
     /// Posts a receive. The queue always has space, because the endpoint was created for this number of receives.
@@ -340,6 +349,10 @@ impl Link for FabricLink {
 
     fn attach(&self, driver: Weak<dyn Driver>) {
         *self.driver.lock() = Some(driver);
+    }
+
+    fn waiters(&self) -> Option<&Word> {
+        Some(&self.waiters)
     }
 
     fn counts_along(&self) -> bool {
