@@ -4,26 +4,29 @@
 //! Guarantees: a process that does not know the key cannot make two records with the same hash, except with probability
 //! 2^-64. A checksum has no such guarantee: the owner of a log knows its salt.
 
-use highway::{HighwayHash, HighwayHasher, Key};
+use aegis::aegis128x2::Aegis128X2Mac;
 
-/// Second half of the hash's key. It separates these hashes from any other use of a life's key.
-const DOMAIN: [u64; 2] = [u64::from_le_bytes(*b"hearth: "), u64::from_le_bytes(*b"records.")];
+/// Separates these hashes from any other use of a life's key.
+const DOMAIN: &[u8; 16] = b"hearth: records.";
+
+/// Bytes of the algorithm's result, of which a hash is the first half.
+const TAG_BYTES: usize = 16;
 
 /// Key of the hashes of one life of a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct HashKey([u64; 2]);
+pub struct HashKey([u8; 16]);
 
 impl HashKey {
     /// The key of a life, as its `Life` entry contains it.
     pub fn of_life(key: &[u8; 16]) -> Self {
-        let key = u128::from_le_bytes(*key);
-        Self([key as u64, (key >> 64) as u64])
+        Self(*key)
     }
 
     /// Hash of one record: its frame without the padding. The frame contains the number of the record.
     pub fn of_record(&self, frame: &[u8]) -> RecordsHash {
-        let [low, high] = self.0;
-        RecordsHash(HighwayHasher::new(Key([low, high, DOMAIN[0], DOMAIN[1]])).hash64(frame))
+        let mut mac = Aegis128X2Mac::<TAG_BYTES>::new_with_nonce(&self.0, DOMAIN);
+        mac.update(frame);
+        RecordsHash(u128::from_le_bytes(mac.finalize()) as u64)
     }
 }
 
@@ -84,7 +87,7 @@ mod tests {
         let key = HashKey::of_life(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
         let mut sum = key.of_record(b"one");
         sum.add(key.of_record(b"two"));
-        assert_eq!(u64::from_le_bytes(sum.to_bytes()), 647_964_480_925_732_014);
+        assert_eq!(u64::from_le_bytes(sum.to_bytes()), 11_841_118_665_416_561_640);
         assert_eq!(RecordsHash::from_bytes([0; 8]), None);
         assert_eq!(RecordsHash::from_bytes(sum.to_bytes()), Some(sum));
     }

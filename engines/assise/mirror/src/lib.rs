@@ -35,10 +35,10 @@ pub use sender::{CopyEnds, CopyReport, LogPush, Sender};
 use std::time::Duration;
 use transport::Settings;
 
-/// Limit of messages in progress in each direction.
-const MESSAGE_BYTES: u32 = 64 << 10;
+/// Bytes of the longest message: a record with 64 KB of data fits into one.
+const MESSAGE_BYTES: u32 = 68 << 10;
 
-/// Settings of the endpoints of heads and copies.
+/// Limit of messages in progress in each direction.
 const WINDOW: u32 = 32;
 
 /// Longest time for which a head or a copy polls for a message before it sleeps: longer than an fsync takes from one
