@@ -303,7 +303,8 @@ fn recover(model: Model, medium: &Medium) -> Result<Arc<Node>, String> {
     let node = Node::of_pool(Arc::new(SystemHost), medium.clone(), config(), None);
     let recovered = node.try_start().map_err(|error| error.to_string())?;
     // On a mapped file a record that was not synced may be there without the grant that it rests on: it does not count.
-    let unfounded = |reason| matches!(reason, CutReason::Refused(Refusal::NotHeld(_)));
+    let unfounded =
+        |reason| matches!(reason, CutReason::Refused(Refusal::NotHeld(_) | Refusal::RenameNotHeld));
     let allowed = |reason| model == Model::Pages && unfounded(reason);
     if recovered.cuts.iter().all(|(_, reason)| allowed(*reason)) {
         Ok(node)
