@@ -156,6 +156,12 @@ impl Cluster {
         Ok(Self { dir, settings })
     }
 
+    /// False if its settings were removed, as by `hearth remove`.
+    pub fn exists(&self) -> bool {
+        // Settings that cannot be looked at now are there.
+        self.dir.join("hearth.toml").try_exists().unwrap_or(true)
+    }
+
     /// Makes the folder of a new cluster of so many nodes, of several with what they share; each pool is made by its daemon's first start.
     ///
     /// # Errors

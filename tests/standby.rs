@@ -134,6 +134,21 @@ fn a_program_is_gone_before_another_node_leads_though_the_daemon_hangs() {
 }
 
 #[test]
+fn a_program_that_waits_for_a_cluster_that_is_removed_ends() {
+    let node = Node::several(2);
+    let mut waiting = standby(&node, 2);
+    until_said(&node, 2, "waiting until node 2 leads: node 1 does");
+    node.hearth(&["down"]);
+    until_said(&node, 2, "waiting until node 2 leads: it is down");
+    let settings = PathBuf::from(format!("{}/hearth.toml", node.dir()));
+    let aside = settings.with_extension("aside");
+    std::fs::rename(&settings, &aside).unwrap();
+    assert_eq!(waiting.wait().code(), Some(2));
+    until_said(&node, 2, "was removed: node 2 never leads");
+    std::fs::rename(&aside, &settings).unwrap();
+}
+
+#[test]
 fn a_mount_that_waits_is_there_when_its_node_leads_and_goes_with_the_lead() {
     if !harness::can_mount() {
         return;

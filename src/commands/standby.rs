@@ -120,6 +120,9 @@ impl<'a> Parent<'a> {
     }
 
     /// Waits until the node leads; until when that holds.
+    ///
+    /// # Errors
+    /// This user may not ask the node; the cluster was removed.
     fn wait_until_served(&mut self) -> Result<Time> {
         let number = self.node.number;
         loop {
@@ -130,6 +133,12 @@ impl<'a> Parent<'a> {
                 Lead::Begins(_) => {}
                 Lead::Gives(_, other) | Lead::Other(other) => {
                     self.say(format!("waiting until node {number} leads: node {other} does"));
+                }
+                Lead::Unknown(_) if !self.cluster.exists() => {
+                    let dir = say::quoted(&self.cluster.dir);
+                    return Err(Error::new(format!(
+                        "the cluster in {dir} was removed: node {number} never leads"
+                    )));
                 }
                 Lead::Unknown(why) => self.say(format!("waiting until node {number} leads: {why}")),
             }
