@@ -18,6 +18,9 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
+/// Work of another thread, done between the operations of this one; false once there is no more.
+type Meanwhile = Box<dyn FnMut() -> bool + Send>;
+
 /// Identifies a file by the order of creation: a later file with the same name has another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FileId(pub u32);
@@ -97,6 +100,8 @@ struct RecorderState {
     locked: bool,
     faults: Faults,
     held: Option<HeldCall>,
+    /// See [`Recorder::meanwhile`].
+    meanwhile: Option<Meanwhile>,
     /// Number of delayed calls.
     waiting: u64,
     /// The bytes of `initial` that were read, if they are tracked.
@@ -256,6 +261,21 @@ impl Recorder {
         Hold(self.clone())
     }
 
+    /// Does this before each persist, fence and sync from now on until it returns false, but not within itself: so one thread
+    /// plays two, in the same order in each run.
+    pub fn meanwhile(&self, act: impl FnMut() -> bool + Send + 'static) {
+        self.state().meanwhile = Some(Box::new(act));
+    }
+
+    fn do_meanwhile(&self) {
+        let taken = self.state().meanwhile.take();
+        if let Some(mut act) = taken
+            && act()
+        {
+            self.state().meanwhile.get_or_insert(act);
+        }
+    }
+
     /// Locks the state, after waiting while this call is delayed.
     fn state_for(&self, is_call: impl Fn(&HeldCall) -> bool) -> MutexGuard<'_, RecorderState> {
         let mut state = self.state();
@@ -294,6 +314,7 @@ impl Recorder {
             log: state.log.clone(),
             locked: false,
             held: None,
+            meanwhile: None,
             waiting: 0,
             faults: Faults::default(),
             footprint: None,
@@ -471,6 +492,7 @@ impl RecordedFile {
 
     pub fn persist(&self, range: Range<u64>) {
         assert!(range.end <= self.bytes, "a persist beyond the region");
+        self.recorder.do_meanwhile();
         let mut state = self.recorder.state();
         if !state.faults.persists.strikes() {
             let thread = std::thread::current().id();
@@ -479,6 +501,7 @@ impl RecordedFile {
     }
 
     pub fn fence(&self) {
+        self.recorder.do_meanwhile();
         let mut state = self.recorder.state();
         if !state.faults.fences.strikes() {
             let thread = std::thread::current().id();
@@ -487,6 +510,7 @@ impl RecordedFile {
     }
 
     pub fn sync(&self) -> Result<(), MediaError> {
+        self.recorder.do_meanwhile();
         let mut state = self.recorder.state_for(|held| *held == HeldCall::Sync);
         if state.faults.sync_errors.strikes() {
             return Err(MediaError::Os(libc::EIO));

@@ -46,14 +46,14 @@ pub fn limits_of_recovery() -> Limits {
 
 /// Operations of one run: each makes a name in the folder and writes its number into it and into a file that all
 /// share.
-pub struct Run<'a> {
-    pub recorders: Vec<&'a Recorder>,
+pub struct Run {
+    pub recorders: Vec<Recorder>,
     pub folder: InodeNumber,
     pub shared: InodeNumber,
     pub done: u64,
 }
 
-impl Run<'_> {
+impl Run {
     pub fn operate(&mut self, client: &mut Client) {
         let number = self.done + 1;
         let both = [(self.folder, 2), (self.shared, 2)];
@@ -98,7 +98,7 @@ fn workload(recorder: &Recorder) {
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
     let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
-    let mut run = Run { recorders: vec![recorder], folder, shared, done: 0 };
+    let mut run = Run { recorders: vec![recorder.clone()], folder, shared, done: 0 };
     run.operate(&mut one);
     run.sync(&one);
     run.operate(&mut one);

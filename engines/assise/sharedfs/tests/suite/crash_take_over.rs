@@ -30,7 +30,7 @@ fn take_over_and_return([former, next]: [&Recorder; 2], by: Return) -> u64 {
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
     let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
-    let mut run = Run { recorders: vec![former, next], folder, shared, done: 0 };
+    let mut run = Run { recorders: vec![former.clone(), next.clone()], folder, shared, done: 0 };
     let both = [(folder, 1), (shared, 1)];
     run.operate(&mut one);
     sync(&one, &both).unwrap();
@@ -40,7 +40,7 @@ fn take_over_and_return([former, next]: [&Recorder; 2], by: Return) -> u64 {
     run.mark_synced();
     pair.quiesce();
     // No call waits for these entries, and they are not sent. The next head repeats them, with the same contents.
-    run.recorders = vec![former];
+    run.recorders = vec![former.clone()];
     let synced = run.done;
     drive_by(Box::new(|| false));
     (0..ALONE).for_each(|_| run.operate(&mut one));
@@ -49,7 +49,7 @@ fn take_over_and_return([former, next]: [&Recorder; 2], by: Return) -> u64 {
         drop(pair.attach());
     }
     run.done = synced;
-    run.recorders = vec![next];
+    run.recorders = vec![next.clone()];
     let pair = pair.change_places(former);
     let mut two = pair.attach();
     two.walk("folder/shared").unwrap();
@@ -64,7 +64,7 @@ fn take_over_and_return([former, next]: [&Recorder; 2], by: Return) -> u64 {
     let returns = run.done;
     former.returned(returns);
     pair.daemon.add_copy(pair.connect()).unwrap();
-    run.recorders = vec![former, next];
+    run.recorders = vec![former.clone(), next.clone()];
     run.operate(&mut two);
     sync(&two, &both).unwrap();
     run.mark_synced();

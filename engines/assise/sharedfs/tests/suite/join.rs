@@ -107,7 +107,7 @@ fn what_only_logs_hold_is_there_after_a_join() {
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
     let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
-    let mut run = Run { recorders: recorders.iter().collect(), folder, shared, done: 0 };
+    let mut run = Run { recorders: recorders.to_vec(), folder, shared, done: 0 };
     run.operate(&mut one);
     go_round(&pair, 300);
     grow(&mut one);
@@ -238,7 +238,7 @@ fn away_and_back(recorders: [&Recorder; 2], whole: bool) -> (u64, u64) {
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
     let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
-    let mut run = Run { recorders: recorders.to_vec(), folder, shared, done: 0 };
+    let mut run = Run { recorders: recorders.map(Recorder::clone).to_vec(), folder, shared, done: 0 };
     run.operate(&mut one);
     run.operate(&mut one);
     sync(&one, &[(folder, 1), (shared, 1)]).unwrap();

@@ -9,6 +9,7 @@ mod common_history;
 mod compare;
 mod crash;
 mod crash_operations;
+mod crash_reports;
 mod crash_take_over;
 mod damaged_ledger;
 mod door;

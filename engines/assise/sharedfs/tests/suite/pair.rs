@@ -29,6 +29,8 @@ use zerocopy::IntoBytes;
 pub const HEAD: u32 = 1;
 pub const COPY: u32 = 2;
 
+const MESSAGE_BYTES: u32 = 16 << 10;
+
 pub fn term(node: u32, version: u64) -> Term {
     Term { node: NodeId::new(node), epoch: Epoch::new(1), version }
 }
@@ -173,10 +175,20 @@ impl Pair {
     /// Pools that are there, of which the first leads and the second does not count yet. Messages are short, and few are
     /// under way.
     pub fn apart(host: Arc<StillHost>, head: &Recorder, copy: &Recorder, of_copy: Config) -> Self {
-        let standby = Standby::open(host.clone(), &head.medium(), config(HEAD)).unwrap();
+        Self::apart_with(host, [head, copy], [config(HEAD), of_copy], MESSAGE_BYTES)
+    }
+
+    /// The same with settings of the head, and with messages of at most so many bytes.
+    pub fn apart_with(
+        host: Arc<StillHost>,
+        [head, copy]: [&Recorder; 2],
+        [of_head, of_copy]: [Config; 2],
+        message_bytes: u32,
+    ) -> Self {
+        let standby = Standby::open(host.clone(), &head.medium(), of_head).unwrap();
         let daemon = Arc::new(standby.lead(term(HEAD, 1), Vec::new()).unwrap().0);
         let follower = Standby::open(host.clone(), &copy.medium(), of_copy).unwrap();
-        Self::of((host, copy), (standby, daemon), follower, [HEAD, COPY])
+        Self::of((host, copy), (standby, daemon), follower, [HEAD, COPY], message_bytes)
     }
 
     /// The head dies, the copy leads, and the former head is there again as a standby that does not count yet.
@@ -185,7 +197,7 @@ impl Pair {
         self.stop_head();
         let daemon = Arc::new(standby.lead(term(COPY, 2), Vec::new()).unwrap().0);
         let follower = self.restart_head();
-        Self::of((self.host, head), (standby, daemon), follower, [COPY, HEAD])
+        Self::of((self.host, head), (standby, daemon), follower, [COPY, HEAD], MESSAGE_BYTES)
     }
 
     /// The head dies, and is there again as a standby, which the former copy does not lead yet. The daemon is the former one.
@@ -193,7 +205,8 @@ impl Pair {
         let standby = self.follows.borrow().standby.clone();
         self.stop_head();
         let follower = self.restart_head();
-        let pair = Self::of((self.host, head), (standby.clone(), self.daemon), follower, [COPY, HEAD]);
+        let former = (standby.clone(), self.daemon);
+        let pair = Self::of((self.host, head), former, follower, [COPY, HEAD], MESSAGE_BYTES);
         (pair, standby)
     }
 
@@ -202,15 +215,11 @@ impl Pair {
         (leader, daemon): (Standby, Arc<Daemon>),
         follower: Standby,
         [leads, follows]: [u32; 2],
+        message_bytes: u32,
     ) -> Self {
         let network = Network::new(host.clone());
-        let settings = transport::Settings {
-            spin_ns: 0,
-            silence: None,
-            message_bytes: 16 << 10,
-            window: 4,
-            ..mirror::settings()
-        };
+        let settings =
+            transport::Settings { spin_ns: 0, silence: None, message_bytes, window: 4, ..mirror::settings() };
         let of =
             |node| network.endpoint(&format!("n{node}"), identity(node), Epoch::new(1), settings.clone());
         let (endpoint, peer) = (of(leads).unwrap(), of(follows).unwrap());
@@ -362,8 +371,8 @@ fn workload(recorders: [&Recorder; 2]) -> Pair {
     one.write_lease(ROOT);
     let (folder, _) = one.create(ROOT, b"folder", DIRECTORY | 0o755);
     let (shared, _) = one.create(folder, b"shared", FILE | 0o644);
-    let mut run = Run { recorders: recorders.to_vec(), folder, shared, done: 0 };
-    let synced = |run: &Run<'_>, client: &Client| {
+    let mut run = Run { recorders: recorders.map(Recorder::clone).to_vec(), folder, shared, done: 0 };
+    let synced = |run: &Run, client: &Client| {
         sync(client, &[(run.folder, 1), (run.shared, 1)]).unwrap();
         run.mark_synced();
     };
