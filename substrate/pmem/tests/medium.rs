@@ -262,6 +262,33 @@ fn reads_of_a_bad_range_fail() {
     assert_eq!(region.read(101, &mut bytes), Ok(()));
 }
 
+#[test]
+fn what_is_done_meanwhile_comes_before_each_call_until_it_ends() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let (region, other) = (medium.create("file", 4096).unwrap(), medium.create("other", 4096).unwrap());
+    let mut turn = 0;
+    recorder.meanwhile(move || {
+        turn += 1;
+        // A persist of its own: not within itself.
+        other.write(turn, &[turn as u8]);
+        turn < 3
+    });
+    let done = |recorder: &Recorder| {
+        let mut bytes = [0; 5];
+        recorder.image().read("other", 0, &mut bytes);
+        bytes
+    };
+    region.write(0, &[9]);
+    assert_eq!(done(&recorder), [0, 1, 0, 0, 0]);
+    region.fence();
+    assert_eq!(done(&recorder), [0, 1, 2, 0, 0]);
+    region.sync().unwrap();
+    assert_eq!(done(&recorder), [0, 1, 2, 3, 0]);
+    region.sync().unwrap();
+    assert_eq!(done(&recorder), [0, 1, 2, 3, 0]);
+}
+
 /// True if a forked child inherits the only mapping of a file in this process (flag `dc`: not copied on fork).
 fn is_for_children(file: &std::path::Path) -> bool {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

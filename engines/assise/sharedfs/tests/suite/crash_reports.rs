@@ -1,6 +1,6 @@
 //! Crashes of a copy that reports in the middle of an entry: the head's program writes over the records that are reported, and
 //! the new ones arrive at the copy over the old ones while it executes the rest of the entry. One thread plays both nodes; the
-//! program and the messages come before each persist, fence and sync that the copy makes while it executes.
+//! program acts and messages arrive before each persist, fence and sync that the copy makes while it executes.
 //!
 //! The oracle is that of `pair`: the pool that the copy leaves opens and executes its ledger to the end as a copy, and as a head
 //! it has a prefix of the operations, with all that an fsync acknowledged.
@@ -12,14 +12,14 @@ use crate::still::{StillHost, drive_by};
 use format::Sequence;
 use pmem::crash::{Counts, Limits, crash_recorded};
 use pmem::{Medium, Recorder};
-use sharedfs::{Config, Standby};
+use sharedfs::{Config, RING_START, Standby};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A log of so few bytes holds eleven operations.
+/// A log of so few bytes holds twelve operations.
 const LOG_BYTES: u64 = 16 << 10;
-/// The most that an operation takes of a log, with the end of the ring that it does not fit.
-const OPERATION_BYTES: u64 = 2 << 10;
+/// The frames of an operation.
+const FRAMES: [u64; 3] = [128, 128, 768];
 /// An operation comes in several messages.
 const MESSAGE_BYTES: u32 = 512;
 /// Entries that are executed while the log is written over.
@@ -34,27 +34,31 @@ fn is_in_full() -> bool {
 struct Pace {
     /// Records that the copy executes in one batch.
     batch: usize,
-    /// The other thread has one turn in so many persists, fences and syncs of the copy.
-    turn: u64,
+    /// The most steps of the others before each persist, fence and sync of the thread that executes.
+    steps: u64,
 }
 
+/// Steps until there is no more to do: what is reported is written over, and synced, at once.
+const AT_ONCE: u64 = u64::MAX;
+
 fn paces() -> Vec<Pace> {
-    let all = |batches: &[usize], turns: &[u64]| {
-        let of =
-            |batch: &usize| turns.iter().map(|turn| Pace { batch: *batch, turn: *turn }).collect::<Vec<_>>();
+    let all = |batches: &[usize], steps: &[u64]| {
+        let of = |batch: &usize| {
+            steps.iter().map(|steps| Pace { batch: *batch, steps: *steps }).collect::<Vec<_>>()
+        };
         batches.iter().flat_map(of).collect()
     };
-    if is_in_full() { all(&[1, 2, 4, 7], &[1, 2, 5]) } else { all(&[4], &[1, 3]) }
+    if is_in_full() { all(&[1, 2, 3, 4, 7], &[1, 3, AT_ONCE]) } else { all(&[3, 4], &[1, AT_ONCE]) }
 }
 
 fn limits() -> Limits {
     if is_in_full() {
         return Limits {
-            complete_max: 256,
-            near_max: 64,
-            sampled: 32,
-            recovery_images: 4,
-            recovery_every: 16,
+            complete_max: 32,
+            near_max: 16,
+            sampled: 8,
+            recovery_images: 2,
+            recovery_every: 64,
             seed: 31,
         };
     }
@@ -73,9 +77,7 @@ struct History {
     run: Run,
     /// The last operation that an fsync acknowledged.
     synced: u64,
-    turn: u64,
-    /// Persists, fences and syncs of the copy.
-    calls: u64,
+    steps: u64,
     /// The last record of the entry that the copy executes.
     last: Sequence,
     /// Operations that were acknowledged while the head knew the copy to be in the middle of an entry. There was no room for any of
@@ -97,8 +99,7 @@ impl History {
         let (shared, _) = client.create(folder, b"shared", FILE | 0o644);
         let run = Run { recorders: recorders.map(Recorder::clone).to_vec(), folder, shared, done: 0 };
         let last = Sequence::default();
-        let mut history =
-            Self { pair, client, run, synced: 0, turn: pace.turn, calls: 0, last, in_the_middle: 0 };
+        let mut history = Self { pair, client, run, synced: 0, steps: pace.steps, last, in_the_middle: 0 };
         history.run.operate(&mut history.client);
         history.sync();
         history.client.digest(true).unwrap();
@@ -107,8 +108,18 @@ impl History {
         history
     }
 
+    /// Whether the log has room for an operation, with the rest of the ring that a frame does not fit.
     fn has_room(&self) -> bool {
-        self.client.ring.free_bytes() >= OPERATION_BYTES
+        let ring = &self.client.ring;
+        let (start, end) = (RING_START, RING_START + ring.bytes());
+        let (mut at, mut bytes) = (ring.tail().position, 0);
+        for frame in FRAMES {
+            if at + frame > end {
+                (bytes, at) = (bytes + end - at, start);
+            }
+            (bytes, at) = (bytes + frame, at + frame);
+        }
+        bytes <= ring.free_bytes()
     }
 
     fn sync(&mut self) {
@@ -132,26 +143,30 @@ impl History {
         assert_eq!((state.ledger, state.executed), (before.next(), before), "one entry");
     }
 
-    /// A turn of the head and of the copy's receiving thread.
-    fn take_turn(&mut self) {
-        self.calls += 1;
-        if !self.calls.is_multiple_of(self.turn) {
-            return;
-        }
+    /// A step of the head, its program and the copy's receiving thread; false if there was nothing to do.
+    fn step(&mut self) -> bool {
         self.pair.daemon.feed_copies().unwrap();
         let arrived = self.pair.follows.borrow_mut().step();
-        if arrived {
-            return;
+        if arrived || self.pair.daemon.hear_copies() {
+            return true;
         }
-        self.pair.daemon.hear_copies();
         if self.synced < self.run.done {
             self.sync();
             self.in_the_middle += u64::from(self.client.view.digested().sequence < self.last);
-            return;
+            return true;
         }
         self.client.release();
-        if self.has_room() {
+        let has_room = self.has_room();
+        if has_room {
             self.run.operate(&mut self.client);
+        }
+        has_room
+    }
+
+    fn take_steps(&mut self) {
+        let mut left = self.steps;
+        while left > 0 && self.step() {
+            left -= 1;
         }
     }
 }
@@ -160,8 +175,9 @@ fn of_copy(pace: Pace) -> Config {
     Config { batch_records: pace.batch, ..config(COPY) }
 }
 
-/// The copy's records from the moment at which it has the first entry; they end when both have the same.
-fn reports_in_the_middle(recorders: [&Recorder; 2], pace: Pace) {
+/// Entries that a copy executes meanwhile; its recorder begins when it has the first one. Gives the operations that were
+/// acknowledged in the middle of one.
+fn execute_meanwhile(recorders: [&Recorder; 2], pace: Pace) -> u64 {
     let history = Rc::new(RefCell::new(History::new(recorders, pace)));
     let copy = recorders[1];
     HISTORY.set(Some(history.clone()));
@@ -175,7 +191,7 @@ fn reports_in_the_middle(recorders: [&Recorder; 2], pace: Pace) {
         let before = history.borrow().in_the_middle;
         copy.meanwhile(|| {
             let history = HISTORY.with_borrow(Clone::clone);
-            history.inspect(|history| history.borrow_mut().take_turn()).is_some()
+            history.inspect(|history| history.borrow_mut().take_steps()).is_some()
         });
         while standby.execute().unwrap() {}
         copy.meanwhile(|| false);
@@ -190,6 +206,7 @@ fn reports_in_the_middle(recorders: [&Recorder; 2], pace: Pace) {
     history.sync();
     history.pair.quiesce();
     assert_eq!(history.pair.daemon.terminations(), []);
+    history.in_the_middle
 }
 
 /// The copy is started again, and executes what it has; then it leads.
@@ -205,11 +222,12 @@ fn recover_copy(medium: &Medium, pace: Pace) -> Result<Opened, String> {
     recover(medium)
 }
 
-fn prove(pace: Pace, limits: &Limits) -> Counts {
+/// Gives the operations that were acknowledged in the middle of an entry, too.
+fn prove(pace: Pace, limits: &Limits) -> (u64, Counts) {
     let recorders = [Recorder::new(), Recorder::new()];
-    reports_in_the_middle([&recorders[0], &recorders[1]], pace);
+    let in_the_middle = execute_meanwhile([&recorders[0], &recorders[1]], pace);
     drive_by(Box::new(|| false));
-    prove_on_both(
+    let counts = prove_on_both(
         |model| format!("sharedfs, reports, {pace:?}, {model:?}, {limits:?}"),
         |model| {
             let recover = |medium: &Medium| recover_copy(medium, pace);
@@ -217,15 +235,18 @@ fn prove(pace: Pace, limits: &Limits) -> Counts {
                 judge(opened, medium, point, false)
             })
         },
-    )
+    );
+    (in_the_middle, counts)
 }
 
 #[test]
 fn a_crash_of_a_copy_whose_reported_records_are_overwritten_loses_nothing() {
-    let mut total = Counts::default();
+    let (mut operations, mut total) = (0, Counts::default());
     for pace in paces() {
-        total += prove(pace, &limits());
+        let (in_the_middle, counts) = prove(pace, &limits());
+        operations += in_the_middle;
+        total += counts;
     }
-    println!("sharedfs, reports in the middle of an entry: {total}");
+    println!("sharedfs, {operations} operations synced in the middle of an entry: {total}");
     assert!(total.images > 1_000, "{total}");
 }
