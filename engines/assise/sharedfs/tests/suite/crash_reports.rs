@@ -57,8 +57,8 @@ fn limits() -> Limits {
             complete_max: 32,
             near_max: 16,
             sampled: 8,
-            recovery_images: 2,
-            recovery_every: 64,
+            recovery_images: 0,
+            recovery_every: 1,
             seed: 31,
         };
     }
