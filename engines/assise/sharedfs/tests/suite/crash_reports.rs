@@ -38,7 +38,7 @@ struct Pace {
     steps: u64,
 }
 
-/// Steps until there is no more to do: what is reported is written over, and synced, at once.
+/// Steps until there is no more to do: a reported record is written over, and synced, at once.
 const AT_ONCE: u64 = u64::MAX;
 
 fn paces() -> Vec<Pace> {
@@ -66,7 +66,7 @@ fn limits() -> Limits {
 }
 
 thread_local! {
-    /// What the copy's recorder does meanwhile on this thread.
+    /// The work that the copy's recorder does meanwhile on this thread.
     static HISTORY: RefCell<Option<Rc<RefCell<History>>>> = const { RefCell::new(None) };
 }
 
