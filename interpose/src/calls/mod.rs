@@ -2,7 +2,6 @@
 //! They decode the kernel's arguments, call the mount, and encode its result as the kernel would.
 
 pub mod copies;
-pub mod cross_device;
 pub mod data;
 pub mod directory;
 pub mod maps;
@@ -15,4 +14,5 @@ pub mod rings;
 pub mod sizes;
 pub mod special;
 pub mod status;
+mod two_paths;
 pub mod waits;

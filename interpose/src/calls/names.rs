@@ -1,7 +1,7 @@
 //! Calls on names: creating, linking, renaming, removing.
 
-use super::cross_device;
 use super::data::mount;
+use super::two_paths;
 use crate::descriptors;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
@@ -43,14 +43,25 @@ pub fn mkdirat(call: &Call) -> Answer {
     make(call, at(0, 1), New::Directory(less_umask(call.arguments[2])))
 }
 
+/// Creates a node. Linux checks the type before it reads the path.
+fn make_node(call: &Call, argument: PathArgument, mode: u64, device: u64) -> Answer {
+    match mode as u32 & libc::S_IFMT {
+        0 | libc::S_IFREG | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFSOCK => {
+            make(call, argument, New::Node(less_umask(mode), device))
+        }
+        libc::S_IFDIR => Err(Errno(libc::EPERM).into()),
+        _ => Err(Errno(libc::EINVAL).into()),
+    }
+}
+
 /// `mknod`
 pub fn mknod(call: &Call) -> Answer {
-    make(call, path(0), New::Node(less_umask(call.arguments[1]), call.arguments[2]))
+    make_node(call, path(0), call.arguments[1], call.arguments[2])
 }
 
 /// `mknodat`
 pub fn mknodat(call: &Call) -> Answer {
-    make(call, at(0, 1), New::Node(less_umask(call.arguments[2]), call.arguments[3]))
+    make_node(call, at(0, 1), call.arguments[2], call.arguments[3])
 }
 
 fn symlink_to(call: &Call, target: u64, argument: PathArgument) -> Answer {
@@ -72,8 +83,11 @@ pub fn symlinkat(call: &Call) -> Answer {
 }
 
 fn link_paths(call: &Call, from: PathArgument, to: PathArgument) -> Answer {
-    let linked = paths::serve_two(call, from, to.itself(), |from, to| mount().link(from, to).map(|()| 0));
-    if is_cross_device(&linked) { Err(cross_device::link(call, from, to.itself()).into()) } else { linked }
+    let to = to.itself();
+    match paths::serve_two(call, from, to, |from, to| mount().link(from, to).map(|()| 0)) {
+        Err(Refusal::Errno(errno)) => Err(two_paths::link_error(call, from, to, errno).into()),
+        linked => linked,
+    }
 }
 
 /// `link`
@@ -101,11 +115,6 @@ pub fn linkat(call: &Call) -> Answer {
     link_paths(call, from, at(2, 3))
 }
 
-/// Whether the two paths lie on different file systems.
-fn is_cross_device(answer: &Answer) -> bool {
-    matches!(answer, Err(Refusal::Errno(Errno(libc::EXDEV))))
-}
-
 fn rename_paths(call: &Call, from: PathArgument, to: PathArgument, flags: u32) -> Answer {
     const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
     let exchanges = flags & libc::RENAME_EXCHANGE != 0;
@@ -116,7 +125,10 @@ fn rename_paths(call: &Call, from: PathArgument, to: PathArgument, flags: u32) -
         let Target::Named(from, _) = from else { return Err(Errno(libc::EBUSY)) };
         mount().rename(from, to, flags).map(|()| 0)
     });
-    if is_cross_device(&renamed) { Err(cross_device::rename(call, from, to).into()) } else { renamed }
+    match renamed {
+        Err(Refusal::Errno(errno)) => Err(two_paths::rename_error(call, from, to, errno).into()),
+        renamed => renamed,
+    }
 }
 
 /// `rename`

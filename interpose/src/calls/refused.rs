@@ -1,8 +1,12 @@
 //! Calls that are refused, each with the errno of Linux for a file that lacks the operation.
 
+use super::data::mount;
 use crate::descriptors;
 use crate::dispatch::{Answer, Call};
 use crate::mount::Errno;
+use crate::paths;
+use crate::raw;
+use crate::table::PathArgument;
 
 const fn refuse(number: i32) -> Answer {
     Err(crate::dispatch::Refusal::Errno(Errno(number)))
@@ -69,9 +73,29 @@ pub fn no_block_device(_call: &Call) -> Answer {
     refuse(libc::ENOTBLK)
 }
 
-/// `inotify_add_watch`: the error of a kernel without free watches, after which programs poll.
-pub fn no_watch(_call: &Call) -> Answer {
-    refuse(libc::ENOSPC)
+/// `inotify_add_watch`: the error of a kernel without free watches, after which programs poll. Errors of the arguments come
+/// first, in the kernel's order: with an empty path the kernel checks all arguments but the path.
+pub fn no_watch(call: &Call) -> Answer {
+    let [watcher, _, mask, ..] = call.arguments;
+    // SAFETY: the path is static.
+    match unsafe { raw::try_call(libc::SYS_inotify_add_watch, &[watcher, c"".as_ptr() as u64, mask]) } {
+        Err(Errno(libc::EBADF)) if descriptors::is_ours(call.int(0)) => {
+            call.open_file(0)?;
+            return refuse(libc::EINVAL);
+        }
+        Err(errno) if errno.0 != libc::ENOENT => return Err(errno.into()),
+        _ => {}
+    }
+    let follow = mask as u32 & libc::IN_DONT_FOLLOW == 0;
+    let path = PathArgument { dir: None, path: 1, follow, empty: false };
+    paths::serve(call, path, |target| {
+        let mode = u32::from(mount().attributes(target)?.stx_mode);
+        if mask as u32 & libc::IN_ONLYDIR != 0 && mode & libc::S_IFMT != libc::S_IFDIR {
+            return Err(Errno(libc::ENOTDIR));
+        }
+        mount().access(target, libc::R_OK, libc::AT_EACCESS)?;
+        Err(Errno(libc::ENOSPC))
+    })
 }
 
 /// `fanotify_mark`

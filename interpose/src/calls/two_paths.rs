@@ -1,5 +1,5 @@
-//! Errors of calls with two paths, one in the tree and one outside: Linux reports all errors of either path before it
-//! reports that they are on different file systems.
+//! Errors of calls with two paths: Linux reports all errors of the first path before it looks at the second one, and all
+//! errors of either path before it reports that they are on different file systems.
 
 use super::data::mount;
 use crate::dispatch::{Call, Refusal};
@@ -12,21 +12,45 @@ use std::ffi::CString;
 
 const CROSS_DEVICE: Errno = Errno(libc::EXDEV);
 
-/// The error of `link`: the source has to exist, and the new name must be free.
-pub fn link(call: &Call, from: PathArgument, to: PathArgument) -> Errno {
-    if let Err(errno) = exists(call, from) {
+/// The error of a `link` that has failed with `errno`: the source has to exist, and then the new name must be free.
+pub fn link_error(call: &Call, from: PathArgument, to: PathArgument, errno: Errno) -> Errno {
+    if paths::resolve(call, to).is_err() {
+        return exists(call, from).err().unwrap_or(errno);
+    }
+    if errno != CROSS_DEVICE {
         return errno;
     }
-    match exists(call, to) {
-        Ok(()) => Errno(libc::EEXIST),
-        Err(Errno(libc::ENOENT)) => parent_exists(call, to).err().unwrap_or(CROSS_DEVICE),
-        Err(errno) => errno,
-    }
+    exists(call, from).and_then(|()| is_free(call, to)).err().unwrap_or(CROSS_DEVICE)
 }
 
-/// The error of `rename`: both directories have to exist.
-pub fn rename(call: &Call, from: PathArgument, to: PathArgument) -> Errno {
+/// The error of a `rename` that has failed with `errno`: both directories have to exist.
+pub fn rename_error(call: &Call, from: PathArgument, to: PathArgument, errno: Errno) -> Errno {
+    if paths::resolve(call, to).is_err() {
+        return parent_exists(call, from).err().unwrap_or(errno);
+    }
+    if errno != CROSS_DEVICE {
+        return errno;
+    }
     parent_exists(call, from).and_then(|()| parent_exists(call, to)).err().unwrap_or(CROSS_DEVICE)
+}
+
+/// Whether a new name of a file could be created at a path of the call. Slashes after the name do not matter if the name
+/// exists.
+fn is_free(call: &Call, at: PathArgument) -> Result<(), Errno> {
+    let path = memory::read_string(call.arguments[usize::from(at.path)], PATH_BYTES_MAX)?;
+    let slashes =
+        path.iter().rev().take_while(|byte| **byte == b'/').count().min(path.len().saturating_sub(1));
+    let name = CString::new(&path[..path.len() - slashes]).map_err(|_| Errno(libc::EINVAL))?;
+    let mut call = *call;
+    call.arguments[usize::from(at.path)] = name.as_ptr() as u64;
+    match exists(&call, at) {
+        Ok(()) => Err(Errno(libc::EEXIST)),
+        Err(Errno(libc::ENOENT)) => {
+            parent_exists(&call, at)?;
+            if slashes == 0 { Ok(()) } else { Err(Errno(libc::ENOENT)) }
+        }
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Whether a file exists at a path of the call, in the tree or outside.
@@ -58,6 +82,9 @@ fn exists_in_kernel(dir: u64, path: u64, at: PathArgument) -> Result<(), Errno> 
 /// Whether the directory of a path exists.
 fn parent_exists(call: &Call, at: PathArgument) -> Result<(), Errno> {
     let path = memory::read_string(call.arguments[usize::from(at.path)], PATH_BYTES_MAX)?;
+    if path.is_empty() {
+        return Err(Errno(libc::ENOENT));
+    }
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     let name = path[..end].iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let above = if name == 0 { b".".as_slice() } else { &path[..name] };
