@@ -128,7 +128,40 @@ fn restricted_walks() {
 
 #[test]
 fn arguments() {
-    same(&["arguments"]);
+    same(&["arguments", "order_of_errors"]);
+}
+
+#[test]
+fn names_that_are_empty_or_wrong() {
+    same(&["order_of_names"]);
+}
+
+#[test]
+fn watches_of_wrong_descriptors() {
+    same(&["watches"]);
+}
+
+#[test]
+fn descriptors_open_again_by_their_paths() {
+    same(&["reopened"]);
+}
+
+/// The kernel opens a pipe for a program of the library, at the node's mount.
+#[test]
+fn pipes_open_again_by_the_paths_of_their_descriptors() {
+    if !harness::can_mount() {
+        println!("skipped: needs /dev/fuse");
+        return;
+    }
+    let (case, node) = ("reopened_pipes", Node::up());
+    let folder = node.path(case);
+    node.hearth(&["mount"]).expect_success();
+    node.sh(&format!("mkdir {folder}")).expect_success();
+    let output = node.hearth(&["run", "--", &program(), case, &folder]);
+    compare(case, "library", &on_tmpfs(case), &printed("library", &output), &[]);
+    node.hearth(&["umount"]).expect_success();
+    node.hearth(&["down"]).expect_success();
+    node.check();
 }
 
 #[test]

@@ -142,6 +142,12 @@ impl Mount for Mirror {
         Self::keep(self.open_within(self.dir(&place), place.path, (flags, mode), resolve)?)
     }
 
+    fn reopen(&self, file: Handle, flags: i32, mode: u32) -> Result<Handle> {
+        let path =
+            CString::new(format!("/proc/self/fd/{}", descriptor(file))).map_err(|_| Errno(libc::EINVAL))?;
+        Self::keep(raw::open_at(libc::AT_FDCWD, &path, flags | libc::O_CLOEXEC, mode)?)
+    }
+
     fn close(&self, file: Handle) {
         Internal::from_slot(file.0 as u32).close();
     }
@@ -158,11 +164,11 @@ impl Mount for Mirror {
         kernel(call, &vector).map(|bytes| bytes as usize)
     }
 
-    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize> {
+    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>], flags: i32) -> Result<usize> {
         assert!(std::env::var_os("HEARTH_MIRROR_PANIC").is_none(), "a panic that the test asked for");
-        let vector = [number(file), from.as_ptr() as u64, from.len() as u64, at.unwrap_or(0), 0];
-        let call = if at.is_some() { libc::SYS_pwritev } else { libc::SYS_writev };
-        kernel(call, &vector).map(|bytes| bytes as usize)
+        let at = at.unwrap_or(u64::MAX);
+        let vector = [number(file), from.as_ptr() as u64, from.len() as u64, at, 0, flags as u64];
+        kernel(libc::SYS_pwritev2, &vector).map(|bytes| bytes as usize)
     }
 
     fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize> {

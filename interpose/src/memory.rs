@@ -316,7 +316,8 @@ impl Buffers {
     /// # Errors
     /// EFAULT; EINVAL (too many buffers, or an impossible length).
     pub fn vector(address: u64, count: u64, purpose: Use) -> Result<Self, Errno> {
-        let count = usize::try_from(count).ok().filter(|count| *count <= VECTORS_MAX);
+        // The kernel takes 32 bits of the number.
+        let count = Some(count as u32 as usize).filter(|count| *count <= VECTORS_MAX);
         let count = count.ok_or(Errno(libc::EINVAL))?;
         let (mut buffers, mut good) = (Self::none(), true);
         for index in 0..count {
@@ -324,10 +325,19 @@ impl Buffers {
             if bytes > i64::MAX.cast_unsigned() {
                 return Err(Errno(libc::EINVAL));
             }
+            if !is_of_programs(base, bytes) {
+                return Err(FAULT);
+            }
             // After the first bad page, only the lengths are checked.
             good = good && buffers.add(base, bytes, purpose);
         }
         if good || buffers.bytes > 0 { Ok(buffers) } else { Err(FAULT) }
+    }
+
+    /// Whether there is no byte in them.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
     }
 
     /// Adds the usable part of a buffer; false if that is not the whole buffer.

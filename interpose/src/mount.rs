@@ -110,6 +110,9 @@ pub trait Mount: Sync {
     /// `RESOLVE_NO_SYMLINKS`, `RESOLVE_BENEATH` and `RESOLVE_IN_ROOT` are passed; with one of the last two the walk
     /// never leaves the mount.
     fn open(&self, place: MountPath<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle>;
+    /// The same for the inode of an open file, whatever names it has (`/proc/self/fd/N`). Of the flags, `O_EXCL` applies
+    /// only to `O_TMPFILE`.
+    fn reopen(&self, file: Handle, flags: i32, mode: u32) -> Result<Handle>;
     /// Ends an open file. Also called in a child between vfork and exec.
     fn close(&self, file: Handle);
     /// A descriptor of the file was closed, and others may be left: the process's own `fcntl` locks on the file end.
@@ -117,8 +120,8 @@ pub trait Mount: Sync {
     fn descriptor_closed(&self, file: Handle);
     /// `readv`, `preadv` at an offset.
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize>;
-    /// `writev`, `pwritev` at an offset.
-    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize>;
+    /// `writev`, `pwritev` at an offset; `pwritev2` with the flags `RWF_APPEND` or `RWF_NOAPPEND`.
+    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>], flags: i32) -> Result<usize>;
     /// `copy_file_range`: at the given offsets, or at the files' own, which move.
     fn copy(&self, from: (Handle, Option<i64>), to: (Handle, Option<i64>), bytes: usize) -> Result<usize>;
     /// `lseek`.

@@ -377,7 +377,8 @@ pub fn resolve(call: &Call, argument: PathArgument) -> Result<ResolvedPath, Errn
     let site = site().ok_or(Errno(libc::EIO))?;
     let dir = argument.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let address = call.arguments[usize::from(argument.path)];
-    if address == 0 && argument.empty && dir != libc::AT_FDCWD {
+    let may_be_null = matches!(call.number as i64, libc::SYS_newfstatat | libc::SYS_statx);
+    if address == 0 && argument.empty && may_be_null && dir != libc::AT_FDCWD {
         return descriptors::get(dir).map(ResolvedPath::Open);
     }
     let path = memory::read_string(address, PATH_BYTES_MAX)?;
@@ -569,7 +570,12 @@ pub fn path_into_mount(site: &Site, call: &Call, at: PathArgument) -> Option<CSt
     if by_text == Some(false) && !meets_link(dir, path) {
         return None;
     }
-    let Walked::Mount(rest) = walk(&whole, at.follow).ok()? else { return None };
+    let itself = match call.number as i64 {
+        libc::SYS_open => call.int(1) & libc::O_NOFOLLOW != 0,
+        libc::SYS_openat => call.int(2) & libc::O_NOFOLLOW != 0,
+        _ => false,
+    };
+    let Walked::Mount(rest) = walk(&whole, at.follow && !itself).ok()? else { return None };
     CString::new([site.prefix.as_slice(), b"/", &rest].concat()).ok()
 }
 

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -482,6 +483,254 @@ static void arguments(void) {
     SAY(syscall(SYS_utimensat, fd, NULL, NULL, AT_SYMLINK_NOFOLLOW));
 }
 
+/* Names that are empty, missing, impossible or absent: the first one, the second one, or both. */
+static char long_name[257], long_path[4097];
+static struct { const char *name, *path; } odd_names[] = {
+    {"empty", ""}, {"null", NULL}, {"long", long_name}, {"longest", long_path}, {"file", "file"}, {"file/", "file/"}, {"file/x", "file/x"},
+    {"none", "none"}, {"none/", "none/"}, {"none/x", "none/x"}, {"dir/.", "dir/."}, {"loop/x", "loop/x"}, {"pipe", "/dev/null"}};
+
+static void odd_name(const char *call, const char *of, const char *at, const char *name, long answer) {
+    char text[128];
+    snprintf(text, sizeof text, "%s %s%s%s", call, of, at, name);
+    say(text, answer);
+}
+
+static void order_of_names(void) {
+    memset(long_name, 'n', 256);
+    memset(long_path, '/', 4096);
+    close(make("file", ""));
+    NEED(mkdir("dir", 0755) == 0 && symlink("loop", "loop") == 0);
+    int dir = open(".", O_RDONLY | O_DIRECTORY), file = open("file", O_RDONLY), kernel = open("/dev/null", O_RDONLY);
+    NEED(dir >= 0 && file >= 0 && kernel >= 0);
+    struct { const char *name; int fd; } from[] = {{"", AT_FDCWD}, {"at no descriptor ", 999}, {"at a file ", file}, {"at the kernel's ", kernel}, {"at a directory ", dir}};
+    for (int i = 0; i < 13; i++) {
+        const char *path = odd_names[i].path, *name = odd_names[i].name;
+        odd_name("mknod a link", "", "", name, mknod(path, S_IFLNK, 0));
+        odd_name("mknod a directory", "", "", name, mknod(path, S_IFDIR, 0));
+        odd_name("mknod no type", "", "", name, mknod(path, 0x3000, 0));
+        odd_name("symlink", "", "", name, symlink("", path));
+        odd_name("symlink", "to null ", "", name, symlink(NULL, path));
+        if (i < 4) {
+            odd_name("symlink", "to a target ", "", name, symlink("target", path));
+            odd_name("mkdir", "", "", name, mkdir(path, 0755));
+            odd_name("mknod", "", "", name, mknod(path, S_IFREG, 0));
+            odd_name("unlink", "", "", name, unlink(path));
+            odd_name("rmdir", "", "", name, rmdir(path));
+        }
+        /* Every pair has an error: none is about two names that are fine. */
+        for (int j = 0; j < 13; j++)
+            for (int k = 0; k < 25; k++) {
+                const char *other = odd_names[j].path;
+                int one = from[k / 5].fd, two = from[k % 5].fd;
+                char at[64];
+                snprintf(at, sizeof at, "%s%s to ", from[k / 5].name, name);
+                char to[64];
+                snprintf(to, sizeof to, "%s%s", from[k % 5].name, odd_names[j].name);
+                if ((i == 4 && (j == 4 || j == 7 || j == 12)) || i == 12 && (j == 7 || j == 12)) continue;
+                odd_name("linkat", "", at, to, syscall(SYS_linkat, one, path, two, other, 0));
+                odd_name("linkat of a file", "", at, to, syscall(SYS_linkat, one, path, two, j == 7 ? "" : other, AT_EMPTY_PATH));
+                odd_name("renameat", "", at, to, renameat2(one, path, two, other, 0));
+                odd_name("renameat without replacing", "", at, to, renameat2(one, path, two, other, RENAME_NOREPLACE));
+            }
+    }
+}
+
+static void watches(void) {
+    int watcher = inotify_init(), pipes[2], file = make("file", ""), path = open("file", O_PATH);
+    NEED(watcher >= 0 && path >= 0 && pipe(pipes) == 0 && mkdir("dir", 0755) == 0 && symlink("none", "link") == 0);
+    const char *paths[] = {"", "file", "none", "dir", NULL};
+    for (int i = 0; i < 5; i++) {
+        printf("%s:\n", paths[i] ? paths[i] : "null");
+        SAY(inotify_add_watch(999, paths[i], IN_MODIFY));
+        SAY(inotify_add_watch(-1, paths[i], IN_MODIFY));
+        SAY(inotify_add_watch(path, paths[i], IN_MODIFY));
+        SAY(inotify_add_watch(pipes[0], paths[i], IN_MODIFY));
+        SAY(inotify_add_watch(watcher, paths[i], 0));
+        SAY(inotify_add_watch(999, paths[i], 0));
+        SAY(inotify_add_watch(watcher, paths[i], IN_MODIFY | IN_MASK_ADD | IN_MASK_CREATE));
+    }
+    SAY(inotify_add_watch(file, "file", IN_MODIFY));
+    SAY(inotify_add_watch(file, "", IN_MODIFY));
+    SAY(inotify_add_watch(watcher, "", IN_MODIFY));
+    SAY(inotify_add_watch(watcher, "none", IN_MODIFY));
+    SAY(inotify_add_watch(watcher, "link", IN_MODIFY));
+    SAY(inotify_add_watch(watcher, "file/x", IN_MODIFY));
+    SAY(inotify_add_watch(watcher, "file", IN_MODIFY | IN_ONLYDIR));
+    SAY(inotify_add_watch(watcher, "link", IN_MODIFY | IN_ONLYDIR | IN_DONT_FOLLOW));
+    NEED(chmod("file", 0) == 0);
+    CHILD {
+        become(65534);
+        SAY(inotify_add_watch(watcher, "file", IN_MODIFY));
+    }
+}
+
+static char *open_path(int fd);
+
+/* What opens by its descriptor's path. */
+static void reopened(void) {
+    struct stat status;
+    close(make("file", "text"));
+    NEED(mkdir("dir", 0755) == 0 && symlink("file", "link") == 0 && symlink("none", "dangling") == 0);
+    int file = open("file", O_PATH), dir = open("dir", O_PATH), link = open("link", O_PATH | O_NOFOLLOW), gone = make("gone", "gone");
+    int dangling = open("dangling", O_PATH | O_NOFOLLOW), moved = make("moved", "moved"), again;
+    NEED(file >= 0 && dir >= 0 && link >= 0 && dangling >= 0 && unlink("gone") == 0 && rename("moved", "dir/moved") == 0);
+    close(make("moved", "another"));
+    NEED(mknod("socket", S_IFSOCK | 0644, 0) == 0);
+    int socket = open("socket", O_PATH), flags[] = {O_RDONLY, O_WRONLY | O_TRUNC, O_RDWR | O_CREAT, O_RDWR | O_CREAT | O_EXCL, O_NOFOLLOW,
+        O_DIRECTORY, O_DIRECTORY | O_NOFOLLOW, O_PATH, O_PATH | O_DIRECTORY, O_TMPFILE | O_RDWR, O_TMPFILE | O_RDONLY, O_CREAT | O_DIRECTORY,
+        O_PATH | O_CREAT, O_APPEND | O_WRONLY, 0x80000000 | O_RDWR, 4, O_ACCMODE};
+    struct { const char *name; int fd; } files[] = {{"file", file}, {"dir", dir}, {"link", link}, {"dangling", dangling}, {"gone", gone},
+        {"moved", moved}, {"socket", socket}};
+    for (int i = 0; i < 7; i++)
+        for (int j = 0; j < 17; j++) {
+            printf("%s %#o ", files[i].name, flags[j]);
+            errno = 0;
+            again = open(open_path(files[i].fd), flags[j], 0640);
+            if (again >= 0) {
+                NEED(fstat(again, &status) == 0);
+                printf("flags %#o mode %#o size %ld links %ld ", fcntl(again, F_GETFL), status.st_mode, S_ISREG(status.st_mode) ? (long)status.st_size : 0, S_ISREG(status.st_mode) ? (long)status.st_nlink : 0);
+                close(again);
+            }
+            say("open", again < 0 ? -1 : 0);
+        }
+    again = open(open_path(moved), O_RDWR);
+    NEED(again >= 0 && write(again, "MOVED", 5) == 5);
+    holds("dir/moved", "MOVED");
+    holds("moved", "another");
+    again = open(open_path(gone), O_RDWR);
+    NEED(again >= 0 && write(again, "again", 5) == 5);
+    char got[8] = "";
+    SAY(pread(gone, got, sizeof got, 0));
+    puts(got);
+    CHILD {
+        SAY(pread(again, got, sizeof got, 0));
+        SAY(pwrite(again, "child", 5, 0));
+    }
+    SAY(pread(gone, got, sizeof got, 0));
+    puts(got);
+    SAY(chdir(open_path(file)));
+    SAY(chdir(open_path(link)));
+    SAY(chdir(open_path(dangling)));
+    SAY(chdir(open_path(gone)));
+    SAY(chdir(open_path(dir)));
+    SAY(access("moved", F_OK));
+    SAY(fcntl(open("moved", O_RDONLY), F_GETFL));
+    SAY(fcntl(open2(AT_FDCWD, "moved", O_RDONLY, 0), F_GETFL));
+    SAY(fcntl(open("moved", O_RDWR | 4 | 0x800000 | 0x40000000), F_GETFL));
+    TRY(open2(AT_FDCWD, open_path(dir), O_PATH | O_NOFOLLOW, RESOLVE_NO_MAGICLINKS));
+    TRY(open2(AT_FDCWD, open_path(dir), O_RDONLY, RESOLVE_NO_MAGICLINKS));
+    SAY(open2(AT_FDCWD, open_path(dir), O_RDWR | O_CREAT | O_EXCL, RESOLVE_NO_MAGICLINKS));
+    SAY(open2(AT_FDCWD, "", O_CREAT | O_DIRECTORY, 0));
+    SAY(open2(AT_FDCWD, "", O_TMPFILE | O_RDONLY, RESOLVE_CACHED));
+    SAY(open("", O_CREAT | O_DIRECTORY, 0644));
+    SAY(open("", O_TMPFILE | O_RDONLY, 0644));
+}
+
+/* Pipes that open by their descriptor's path. */
+static void reopened_pipes(void) {
+    char got[8] = "";
+    NEED(mkfifo("pipe", 0644) == 0);
+    int path = open("pipe", O_PATH);
+    NEED(path >= 0);
+    SAY(open(open_path(path), O_WRONLY | O_NONBLOCK));
+    SAY(open(open_path(path), O_RDONLY | O_DIRECTORY));
+    int from = open(open_path(path), O_RDONLY | O_NONBLOCK), to = open(open_path(path), O_WRONLY);
+    NEED(from >= 0 && to >= 0);
+    SAY(write(to, "text", 4));
+    SAY(read(from, got, sizeof got));
+    puts(got);
+    SAY(open(open_path(path), O_RDONLY | O_CREAT | O_EXCL, 0644));
+    SAY(open(open_path(path), O_RDONLY | O_NOFOLLOW));
+}
+
+static void order_of_errors(void) {
+    static char data[4096], name[258];
+    memset(data, 'x', sizeof data);
+    memset(name, 'n', 257);
+    memcpy(name, "user.", 5);
+    int file = make("file", "0123456789"), read_only = open("file", O_RDONLY), write_only = open("file", O_WRONLY), dir = open(".", O_RDONLY);
+    int append = open("file", O_WRONLY | O_APPEND), path = open("file", O_PATH), pipes[2], end = 0;
+    NEED(read_only >= 0 && write_only >= 0 && dir >= 0 && append >= 0 && path >= 0 && pipe(pipes) == 0);
+    struct iovec good = {data, 2}, bad = {(void *)8, 2}, negative = {data, -1}, none = {data, 0}, far[2] = {{data, 0x7fffffffffffffff}, {data, 1}};
+    const long last = 0x7fffffffffffffff;
+    SAY(read(write_only, NULL, 1));
+    SAY(write(read_only, NULL, 1));
+    SAY(pread(write_only, data, -1, 0));
+    SAY(pwrite(read_only, data, -1, 0));
+    SAY(readv(write_only, &negative, 1));
+    SAY(writev(read_only, &negative, 1));
+    SAY(writev(path, &bad, 1));
+    SAY(readv(write_only, &good, 1025));
+    SAY(readv(read_only, far, 2));
+    SAY(writev(write_only, far, 2));
+    SAY(readv(dir, &none, 1));
+    SAY(readv(dir, NULL, 0));
+    SAY(readv(dir, &good, 1));
+    SAY(readv(write_only, &none, 1));
+    SAY(syscall(SYS_readv, read_only, &good, 1L << 32));
+    SAY(preadv2(path, &good, 1, -2, 0));
+    SAY(preadv2(write_only, &good, 1, 0, 0x7fffffff));
+    SAY(preadv2(read_only, &good, 1, 0, 0x7fffffff));
+    SAY(preadv2(read_only, &none, 1, 0, 0x7fffffff));
+    SAY(pwritev2(write_only, &good, 1, 0, RWF_APPEND | 0x20));
+    SAY(pwritev2(write_only, &none, 1, 0, 0x7fffffff));
+    SAY(pwritev2(write_only, &good, 1, 3, RWF_APPEND));
+    SAY(lseek(write_only, 0, SEEK_CUR));
+    SAY(pwritev2(write_only, &good, 1, -1, RWF_APPEND | RWF_DSYNC));
+    SAY(lseek(write_only, 0, SEEK_CUR));
+    SAY(pwritev2(append, &good, 1, 3, 0x20));
+    SAY(pwritev2(append, &good, 1, -1, 0x20));
+    SAY(lseek(append, 0, SEEK_CUR));
+    holds("file", "xx2xx56789xxxx");
+    SAY(preadv2(read_only, &good, 1, 0, RWF_APPEND));
+    SAY(lseek(file, last - 1, SEEK_SET));
+    SAY(read(file, data, 5));
+    SAY(write(file, data, 5));
+    SAY(lseek(append, last, SEEK_SET));
+    SAY(write(append, data, 1));
+    SAY(lseek(file, 0, SEEK_SET));
+    off_t at = 0, to = last;
+    SAY(sendfile(write_only, read_only, &at, -1));
+    SAY(sendfile(read_only, read_only, &at, -1));
+    SAY(sendfile(write_only, pipes[0], &at, 1));
+    SAY(copy_file_range(read_only, &at, write_only, &to, 1, 0));
+    SAY(copy_file_range(read_only, &at, write_only, &to, 0, 0));
+    SAY(syscall(SYS_getdents64, read_only, NULL, 100));
+    SAY(syscall(SYS_getdents64, path, NULL, 100));
+    SAY(syscall(SYS_getdents64, dir, NULL, 100));
+    SAY(syscall(SYS_getdents64, dir, data, sizeof data) > 0);
+    struct flock odd = {.l_type = 99, .l_whence = SEEK_SET, .l_start = 5, .l_len = last};
+    SAY(fcntl(file, F_SETLK, &odd));
+    SAY(fcntl(file, F_GETLK, &odd));
+    SAY(fcntl(file, F_SETFL, O_ASYNC | O_NONBLOCK | O_RDWR));
+    SAY(fcntl(file, F_GETFL));
+    SAY(ioctl(file, FIONBIO, &end));
+    SAY(fcntl(file, F_GETFL));
+    SAY((end = 1, ioctl(file, FIONBIO, &end)));
+    SAY(fcntl(file, F_GETFL));
+    SAY(ioctl(file, FIONBIO, NULL));
+    SAY(ioctl(file, FIOASYNC, &end));
+    SAY((end = 0, ioctl(file, FIOASYNC, &end)));
+    SAY(ioctl(file, FIOASYNC, NULL));
+    SAY(ioctl(file, 2 /* FIGETBSZ */, &end));
+    SAY(end);
+    SAY(ioctl(dir, FIONREAD, &end));
+    SAY(fcntl(file, F_SETLEASE, 99));
+    SAY(fcntl(file, F_SETPIPE_SZ, 4096));
+    SAY(fcntl(file, F_GETPIPE_SZ));
+    SAY(fcntl(dir, F_SETFL, O_DIRECT));
+    SAY(setxattr("file", "user.a", "1", 1, XATTR_CREATE | XATTR_REPLACE));
+    SAY(setxattr("file", "user.a", "1", 1, 0));
+    SAY(setxattr("file", "user.a", "2", 1, XATTR_CREATE | XATTR_REPLACE));
+    SAY(getxattr("file", "user.a", data, 1));
+    SAY(data[0]);
+    SAY(setxattr("file", "", data, 65537, 0));
+    SAY(setxattr("none", "", NULL, 1, 0));
+    SAY(syscall(452 /* fchmodat2 */, file, NULL, 0600, AT_EMPTY_PATH));
+    SAY(syscall(SYS_fchownat, file, NULL, 0, 0, AT_EMPTY_PATH));
+    SAY(syscall(SYS_faccessat2, file, NULL, R_OK, AT_EMPTY_PATH));
+}
+
 static void limit_descriptors(rlim_t count) {
     struct rlimit limit;
     NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -768,7 +1017,7 @@ static void unnamed_files(void) {
     SAY(rmdir("d"));
     NEED(mkdir("d", 0755) == 0);
     SAY(fsync(fd));
-    SAY(fcntl(fd, F_GETFL) & ~0100000);
+    SAY(fcntl(fd, F_GETFL));
     SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/named", 0));
     SAY(linkat(AT_FDCWD, open_path(fd), AT_FDCWD, "d/named", AT_SYMLINK_FOLLOW));
     holds("d/named", "hello");
@@ -1057,7 +1306,8 @@ static const struct {
     {"empty_links", empty_links}, {"locks_end_with_any_descriptor", locks_end_with_any_descriptor},
     {"after_exec", after_exec}, {"locks_at_exec", locks_at_exec}, {"paths_only", paths_only},
     {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
-    {"arguments", arguments}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
+    {"arguments", arguments}, {"order_of_names", order_of_names}, {"watches", watches}, {"reopened", reopened},
+    {"reopened_pipes", reopened_pipes}, {"order_of_errors", order_of_errors}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
     {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
     {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks}, {"large_allocations", large_allocations},
     {"unnamed_files", unnamed_files}, {"unnamed_after_exec", unnamed_after_exec}, {"whiteouts", whiteouts},

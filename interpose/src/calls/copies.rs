@@ -90,7 +90,7 @@ impl Side {
         match self {
             Self::Ours(held) => {
                 let room = sizes::room(held.handle(), None, bytes.len())?;
-                mount().write(held.handle(), None, &[IoSlice::new(&bytes[..room])])
+                mount().write(held.handle(), None, &[IoSlice::new(&bytes[..room])], 0)
             }
             Self::Kernel(fd) => raw::write(*fd, bytes),
         }
@@ -147,13 +147,17 @@ pub fn sendfile(call: &Call) -> Answer {
     if !from.reads()? {
         return Err(Errno(libc::EBADF).into());
     }
-    let seekable = matches!(from.kind()?, libc::S_IFREG | libc::S_IFBLK);
+    let kind = from.kind()?;
+    let seekable = matches!(kind, libc::S_IFREG | libc::S_IFBLK);
+    if offset.is_some() && matches!(kind, libc::S_IFIFO | libc::S_IFSOCK) {
+        return Err(Errno(libc::ESPIPE).into());
+    }
     let begin = match offset {
         Some(offset) => offset,
         None if seekable => from.position()?,
         None => 0,
     };
-    if begin < 0 {
+    if begin < 0 || i64::try_from(bytes).ok().and_then(|bytes| begin.checked_add(bytes)).is_none() {
         return Err(Errno(libc::EINVAL).into());
     }
     let to = Side::of(call.int(0))?;

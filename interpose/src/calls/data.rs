@@ -1,6 +1,7 @@
 //! Calls on contents: reading, writing, positions, durability, entries of directories.
 
 use super::sizes;
+use crate::descriptors::DescriptionRef;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory::{self, Buffer, Buffers, Use};
 use crate::mount::{Errno, Handle, Mount, Target};
@@ -17,21 +18,50 @@ pub fn mount() -> &'static dyn Mount {
     site().expect("calls are only served for a mount").mount
 }
 
+/// Checks that a file is open for reading, or for writing.
+#[cold]
+fn check_open_for(file: Handle, purpose: Use) -> Result<(), Errno> {
+    let flags = mount().flags(file);
+    let refusing = if purpose == Use::Target { libc::O_WRONLY } else { libc::O_RDONLY };
+    let open = flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != refusing;
+    if open { Ok(()) } else { Err(Errno(libc::EBADF)) }
+}
+
+/// The one buffer of a call. That the file is not open for the call is an error that comes before those of the buffer.
 #[inline]
-fn receive(file: Handle, at: Option<u64>, mut buffers: Buffers) -> Answer {
+fn buffer(file: Handle, call: &Call, purpose: Use) -> Result<Buffer, Errno> {
+    Buffer::new(call.arguments[1], call.arguments[2], purpose)
+        .or_else(|errno| check_open_for(file, purpose).and(Err(errno)))
+}
+
+/// The buffers of a vectored call, likewise.
+#[inline]
+fn buffers(file: Handle, call: &Call, purpose: Use) -> Result<Buffers, Errno> {
+    Buffers::vector(call.arguments[1], call.arguments[2], purpose)
+        .or_else(|errno| check_open_for(file, purpose).and(Err(errno)))
+}
+
+#[inline]
+fn receive(file: Handle, at: Option<u64>, call: &Call) -> Answer {
+    let mut buffers = buffers(file, call, Use::Target)?;
+    if buffers.is_empty() {
+        // Also from a directory.
+        check_open_for(file, Use::Target)?;
+        return Ok(0);
+    }
     Ok(buffers.with_targets(|slices| mount().read(file, at, slices))? as u64)
 }
 
 #[inline]
-fn send(file: Handle, at: Option<u64>, buffers: &Buffers) -> Answer {
+fn send(file: Handle, at: Option<u64>, call: &Call, flags: i32) -> Answer {
     let write = |slices: &[IoSlice<'_>]| {
         let asked = slices.iter().map(|slice| slice.len()).sum();
-        match sizes::room(file, at, asked)? {
-            room if room == asked => mount().write(file, at, slices),
-            room => mount().write(file, at, &first_of(slices, room)),
+        match sizes::room_with(file, at, asked, flags)? {
+            room if room == asked => mount().write(file, at, slices, flags),
+            room => mount().write(file, at, &first_of(slices, room), flags),
         }
     };
-    Ok(buffers.with_sources(write)? as u64)
+    Ok(buffers(file, call, Use::Source)?.with_sources(write)? as u64)
 }
 
 /// The first `left` bytes of the slices.
@@ -48,19 +78,19 @@ fn first_of<'a>(slices: &'a [IoSlice<'_>], mut left: usize) -> Vec<IoSlice<'a>> 
 /// Serves a call that reads into one buffer.
 #[inline]
 fn receive_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
-    let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Target)?;
+    let buffer = buffer(file, call, Use::Target)?;
     Ok(buffer.with_target(|slices| mount().read(file, at, slices))? as u64)
 }
 
 /// Serves a call that writes from one buffer.
 #[inline]
 fn send_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
-    let buffer = Buffer::new(call.arguments[1], call.arguments[2], Use::Source)?;
+    let buffer = buffer(file, call, Use::Source)?;
     let buffer = match sizes::room(file, at, buffer.bytes())? {
         room if room == buffer.bytes() => buffer,
         room => Buffer::new(call.arguments[1], room as u64, Use::Source)?,
     };
-    Ok(buffer.with_source(|slices| mount().write(file, at, slices))? as u64)
+    Ok(buffer.with_source(|slices| mount().write(file, at, slices, 0))? as u64)
 }
 
 /// An offset argument.
@@ -97,48 +127,63 @@ pub fn pwrite64(call: &Call) -> Answer {
 /// `readv`
 pub fn readv(call: &Call) -> Answer {
     let file = call.file(0)?;
-    receive(file.handle(), None, Buffers::vector(call.arguments[1], call.arguments[2], Use::Target)?)
+    receive(file.handle(), None, call)
 }
 
 /// `writev`
 pub fn writev(call: &Call) -> Answer {
     let file = call.file(0)?;
-    send(file.handle(), None, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)
+    send(file.handle(), None, call, 0)
 }
 
 /// `preadv`
 pub fn preadv(call: &Call) -> Answer {
     let (file, at) = (call.file(0)?, offset(call, 3)?);
-    receive(file.handle(), at, Buffers::vector(call.arguments[1], call.arguments[2], Use::Target)?)
+    receive(file.handle(), at, call)
 }
 
 /// `pwritev`
 pub fn pwritev(call: &Call) -> Answer {
     let (file, at) = (call.file(0)?, offset(call, 3)?);
-    send(file.handle(), at, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)
+    send(file.handle(), at, call, 0)
 }
 
-/// Offset and flags of the calls that have both; an offset of all ones is the file's position.
-fn offset_and_flags(call: &Call) -> Result<(Option<u64>, i32), Errno> {
-    let flags = call.int(5);
-    if flags & !(libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
-        return Err(Errno(libc::EOPNOTSUPP));
-    }
+/// Flags of `preadv2` and `pwritev2` that are served. The first and the last need nothing: there is no queue to poll, and
+/// no file of the tree raises SIGPIPE.
+const IO_FLAGS: i32 =
+    libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND | libc::RWF_NOAPPEND | RWF_NOSIGNAL;
+const RWF_NOSIGNAL: i32 = 0x100;
+
+/// Checks all arguments of `preadv2` and `pwritev2` but the buffers, in the kernel's order. An offset of all ones is the
+/// file's position; `None` means that no byte is asked for.
+fn flagged(call: &Call, purpose: Use) -> Result<Option<(DescriptionRef, Option<u64>)>, Errno> {
+    const APPENDS: i32 = libc::RWF_APPEND | libc::RWF_NOAPPEND;
     let at = if call.arguments[3] == u64::MAX { None } else { offset(call, 3)? };
-    Ok((at, flags))
+    let file = call.open_file(0)?;
+    check_open_for(file.handle(), purpose)?;
+    if buffers(file.handle(), call, purpose)?.is_empty() {
+        return Ok(None);
+    }
+    match call.int(5) {
+        flags if flags & !IO_FLAGS != 0 => Err(Errno(libc::EOPNOTSUPP)),
+        flags if flags & APPENDS == APPENDS => Err(Errno(libc::EINVAL)),
+        _ => Ok(Some((file, at))),
+    }
 }
 
 /// `preadv2`
 pub fn preadv2(call: &Call) -> Answer {
-    let (file, (at, _)) = (call.open_file(0)?, offset_and_flags(call)?);
-    receive(file.handle(), at, Buffers::vector(call.arguments[1], call.arguments[2], Use::Target)?)
+    match flagged(call, Use::Target)? {
+        Some((file, at)) => receive(file.handle(), at, call),
+        None => Ok(0),
+    }
 }
 
 /// `pwritev2`
 pub fn pwritev2(call: &Call) -> Answer {
-    let (file, (at, flags)) = (call.open_file(0)?, offset_and_flags(call)?);
-    let bytes =
-        send(file.handle(), at, &Buffers::vector(call.arguments[1], call.arguments[2], Use::Source)?)?;
+    let Some((file, at)) = flagged(call, Use::Source)? else { return Ok(0) };
+    let flags = call.int(5);
+    let bytes = send(file.handle(), at, call, flags & (libc::RWF_APPEND | libc::RWF_NOAPPEND))?;
     if flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
         mount().sync(file.handle(), flags & libc::RWF_SYNC == 0)?;
     }
@@ -237,7 +282,9 @@ pub fn getdents64(call: &Call) -> Answer {
     let room = usize::try_from(call.arguments[2] as u32).unwrap_or(0).min(LIST_BYTES_MAX);
     // Checked before, so that no entry is lost when the copy fails.
     Buffer::new(call.arguments[1], room as u64, Use::Target)
-        .and_then(|buffer| if buffer.bytes() == room { Ok(()) } else { Err(memory::FAULT) })?;
+        .and_then(|buffer| if buffer.bytes() == room { Ok(()) } else { Err(memory::FAULT) })
+        // An error of the file comes first.
+        .or_else(|errno| mount().list(file.handle(), &mut |_| false).and(Err(errno)))?;
     let mut bytes = Vec::with_capacity(room);
     let mut refused = false;
     mount().list(file.handle(), &mut |entry| {

@@ -28,14 +28,7 @@ pub fn chdir(call: &Call) -> Answer {
     if !paths::concern(call, HERE) {
         return chdir_in_kernel(call);
     }
-    let entered = paths::serve(call, HERE, |target| match target {
-        Target::Open(file) => {
-            let path = mount().path(file)?;
-            set_working_directory(Target::Named(crate::mount::MountPath { dir: None, path: &path }, true))
-        }
-        named @ Target::Named(..) => set_working_directory(named),
-    });
-    match entered {
+    match paths::serve(call, HERE, set_working_directory) {
         Err(Refusal::Pass) => chdir_in_kernel(call),
         Err(Refusal::OtherPaths(redirect)) => {
             let path = redirect.first().map_or(0, |(_, path)| path.as_ptr() as u64);
@@ -67,8 +60,11 @@ fn chdir_in_kernel(call: &Call) -> Answer {
 
 /// Makes a directory of the mount the working directory, if it may be searched.
 fn set_working_directory(target: Target<'_>) -> Result<u64, Errno> {
-    let Target::Named(place, _) = target else { return Err(Errno(libc::ENOTDIR)) };
-    let handle = mount().open(place, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC, 0, 0)?;
+    const FLAGS: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let handle = match target {
+        Target::Named(place, _) => mount().open(place, FLAGS, 0, 0)?,
+        Target::Open(file) => mount().reopen(file, FLAGS, 0)?,
+    };
     let held = DescriptionRef::new(handle).inspect_err(|_| mount().close(handle))?;
     mount().access(Target::Open(handle), libc::X_OK, libc::AT_EACCESS)?;
     paths::set_cwd(held).map(|()| 0)

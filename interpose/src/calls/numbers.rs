@@ -12,6 +12,8 @@ const FIONBIO: u64 = 0x5421;
 const FIOASYNC: u64 = 0x5452;
 const FIONCLEX: u64 = 0x5450;
 const FIOCLEX: u64 = 0x5451;
+const FIGETBSZ: u64 = 2;
+const FIEMAP: u64 = 0xc020_660b;
 const FICLONE: u64 = 0x4004_9409;
 const FICLONERANGE: u64 = 0x4020_940d;
 /// Locks that Linux had until 5.17: it ignores requests for them.
@@ -126,7 +128,8 @@ pub fn fcntl(call: &Call) -> Answer {
         | libc::F_GETFD
         | libc::F_SETFD
         | libc::F_GETFL
-        | F_DUPFD_QUERY => {}
+        | F_DUPFD_QUERY
+        | F_CREATED_QUERY => {}
         _ if is_path(&held) => return Err(bad().into()),
         _ => {}
     }
@@ -156,6 +159,10 @@ pub fn fcntl(call: &Call) -> Answer {
         // A regular file never sends these signals.
         libc::F_SETOWN | libc::F_GETOWN => Ok(0),
         libc::F_GETLEASE => Ok(libc::F_UNLCK as u64),
+        libc::F_SETLEASE if !(libc::F_RDLCK..=libc::F_UNLCK).contains(&call.int(2)) => {
+            Err(Errno(libc::EINVAL).into())
+        }
+        libc::F_SETPIPE_SZ | libc::F_GETPIPE_SZ => Err(bad().into()),
         libc::F_SETLEASE => Err(Errno(libc::EAGAIN).into()),
         _ => Err(Errno(libc::EINVAL).into()),
     }
@@ -178,15 +185,32 @@ pub fn ioctl(call: &Call) -> Answer {
     match call.arguments[1] & 0xffff_ffff {
         FIOCLEX => Ok(raw::fcntl(call.int(0), libc::F_SETFD, libc::FD_CLOEXEC as u64)?),
         FIONCLEX => Ok(raw::fcntl(call.int(0), libc::F_SETFD, 0)?),
-        FIONBIO | FIOASYNC => Ok(0),
+        FIONBIO => {
+            let on = memory::read_value::<i32>(call.arguments[2])? != 0;
+            let others = mount().flags(file) & !libc::O_NONBLOCK;
+            mount().set_flags(file, others | if on { libc::O_NONBLOCK } else { 0 })?;
+            Ok(0)
+        }
+        FIOASYNC => {
+            let on = memory::read_value::<i32>(call.arguments[2])? != 0;
+            let changes = on != (mount().flags(file) & libc::O_ASYNC != 0);
+            if changes { Err(Errno(libc::ENOTTY).into()) } else { Ok(0) }
+        }
+        FIGETBSZ => {
+            memory::write_value(call.arguments[2], &(mount().space()?.f_bsize as i32))?;
+            Ok(0)
+        }
         FIONREAD => {
             let status = mount().attributes(crate::mount::Target::Open(file))?;
+            if u32::from(status.stx_mode) & libc::S_IFMT != libc::S_IFREG {
+                return Err(Errno(libc::ENOTTY).into());
+            }
             let at = mount().seek(file, 0, libc::SEEK_CUR)?;
             let left = i32::try_from(status.stx_size.saturating_sub(at)).unwrap_or(i32::MAX);
             memory::write_value(call.arguments[2], &left)?;
             Ok(0)
         }
-        FICLONE | FICLONERANGE => Err(Errno(libc::EOPNOTSUPP).into()),
+        FICLONE | FICLONERANGE | FIEMAP => Err(Errno(libc::EOPNOTSUPP).into()),
         _ => Err(Errno(libc::ENOTTY).into()),
     }
 }

@@ -60,6 +60,31 @@ struct How {
 }
 
 impl How {
+    /// The request of a call without the structure: the kernel ignores flags that it does not know, and in a program of 64
+    /// bits all files are large.
+    fn of(flags: i32, mode: u64) -> Self {
+        let flags = match flags & libc::O_PATH {
+            0 => flags & KNOWN_FLAGS as i32 | KERNEL_LARGE_FILE,
+            _ => flags & PATH_FLAGS as i32,
+        };
+        Self { flags, mode: mode as u32, resolve: 0 }
+    }
+
+    /// Checks the combination of the flags, as Linux does before it reads the path.
+    fn check(&self) -> Result<(), Errno> {
+        let unnamed = self.flags & libc::O_TMPFILE & !libc::O_DIRECTORY != 0;
+        let reads = self.flags & libc::O_ACCMODE == libc::O_RDONLY;
+        let invalid =
+            self.has(libc::O_CREAT | libc::O_DIRECTORY) || unnamed && (reads || !self.has(libc::O_DIRECTORY));
+        if invalid { Err(Errno(libc::EINVAL)) } else { Ok(()) }
+    }
+
+    /// The path argument of the call, with the link at its end followed or not.
+    fn argument(&self, argument: PathArgument) -> PathArgument {
+        let follow = !self.has(libc::O_NOFOLLOW) && !self.has(libc::O_CREAT | libc::O_EXCL);
+        PathArgument { follow, ..argument }
+    }
+
     fn has(&self, flag: i32) -> bool {
         self.flags & flag == flag
     }
@@ -84,8 +109,8 @@ fn numbered(how: &How, open: impl FnOnce(&dyn Fn(Handle) -> Result<u64, Errno>) 
 
 /// Opens the file at a path of the call.
 fn open_path(call: &Call, argument: PathArgument, how: How) -> Answer {
-    let exclusive = libc::O_CREAT | libc::O_EXCL;
-    let argument = PathArgument { follow: !how.has(libc::O_NOFOLLOW) && !how.has(exclusive), ..argument };
+    how.check()?;
+    let argument = how.argument(argument);
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
     let mode = if creates { how.mode & 0o7777 & !paths::umask() } else { 0 };
     let opened = numbered(&how, |number| {
@@ -100,10 +125,7 @@ fn open_path(call: &Call, argument: PathArgument, how: How) -> Answer {
                 {
                     return Err(Errno(libc::ELOOP));
                 }
-                Target::Open(file) => {
-                    let path = mount().path(file)?;
-                    mount().open(MountPath { dir: None, path: &path }, how.flags & !exclusive, 0, 0)?
-                }
+                Target::Open(file) => mount().reopen(file, how.flags, mode)?,
             };
             number(handle)
         })
@@ -136,20 +158,18 @@ fn error_of_leaving(errno: Errno, resolve: u64) -> Errno {
 
 /// `open`
 pub fn open(call: &Call) -> Answer {
-    let how = How { flags: call.int(1), mode: call.arguments[2] as u32, resolve: 0 };
-    open_path(call, path(0), how)
+    open_path(call, path(0), How::of(call.int(1), call.arguments[2]))
 }
 
 /// `creat`
 pub fn creat(call: &Call) -> Answer {
     let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-    open_path(call, path(0), How { flags, mode: call.arguments[1] as u32, resolve: 0 })
+    open_path(call, path(0), How::of(flags, call.arguments[1]))
 }
 
 /// `openat`
 pub fn openat(call: &Call) -> Answer {
-    let how = How { flags: call.int(2), mode: call.arguments[3] as u32, resolve: 0 };
-    open_path(call, at(0, 1), how)
+    open_path(call, at(0, 1), How::of(call.int(2), call.arguments[3]))
 }
 
 /// Reads and checks the structure at an address.
@@ -175,6 +195,7 @@ fn how_at(address: u64, bytes: u64) -> Result<How, Errno> {
     if mode & !(if creates { 0o7777 } else { 0 }) != 0 {
         return invalid;
     }
+    how.check()?;
     if how.has(libc::O_PATH) && flags & !PATH_FLAGS != 0 {
         return invalid;
     }
@@ -216,7 +237,8 @@ pub fn openat2(call: &Call) -> Answer {
         _ => None,
     };
     let Some(base) = base else {
-        let resolved = paths::resolve(call, at(0, 1));
+        let argument = how.as_ref().map_or(at(0, 1), |how| how.argument(at(0, 1)));
+        let resolved = paths::resolve(call, argument);
         if let Ok(paths::ResolvedPath::Kernel) = resolved {
             return Err(Refusal::Pass);
         }

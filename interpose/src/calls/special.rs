@@ -20,11 +20,15 @@ const ADDRESS_BYTES: usize = 110;
 /// # Errors
 /// `Errno::UNMOUNTED`.
 pub fn at_mount(resolved: &ResolvedPath) -> Result<Option<CString>, Errno> {
-    let ResolvedPath::Mount(dir, rest) = resolved else { return Ok(None) };
+    let (dir, rest) = match resolved {
+        ResolvedPath::Mount(dir, rest) => (dir.as_ref(), rest.as_slice()),
+        ResolvedPath::Open(held) => (Some(held), &b""[..]),
+        ResolvedPath::Kernel => return Ok(None),
+    };
     let root = mount().kernel_path().filter(|_| mount().is_mounted()).ok_or(Errno::UNMOUNTED)?;
     let mut path = root.to_bytes().to_vec();
-    let base = dir.as_ref().map(|held| mount().path(held.handle())).transpose()?;
-    for part in [base.as_deref().unwrap_or_default(), rest] {
+    let base = dir.map(|held| mount().path(held.handle())).transpose()?;
+    for part in [base.as_deref().unwrap_or_default(), rest].into_iter().filter(|part| !part.is_empty()) {
         path.push(b'/');
         path.extend_from_slice(part);
     }

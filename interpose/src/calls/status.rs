@@ -278,9 +278,13 @@ pub fn fstatfs(call: &Call) -> Answer {
     Ok(0)
 }
 
+/// The name of an attribute, of which Linux checks the length before it looks for the file.
 fn xattr_name(address: u64) -> Result<Vec<u8>, Errno> {
-    let name = memory::read_string(address, XATTR_NAME_BYTES_MAX);
-    name.map_err(|errno| if errno.0 == libc::ENAMETOOLONG { Errno(libc::ERANGE) } else { errno })
+    match memory::read_string(address, XATTR_NAME_BYTES_MAX) {
+        Ok(name) if !name.is_empty() => Ok(name),
+        Ok(_) | Err(Errno(libc::ENAMETOOLONG)) => Err(Errno(libc::ERANGE)),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Stores a value; returns only its length if the buffer has no bytes.
@@ -321,8 +325,8 @@ impl NewXattr {
     }
 }
 
-fn get_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
-    let value = mount().xattr(target, &xattr_name(call.arguments[1])?)?;
+fn get_xattr_of(call: &Call, target: Target<'_>, name: &[u8]) -> Result<u64, Errno> {
+    let value = mount().xattr(target, name)?;
     give(&value, call.arguments[2], call.arguments[3])
 }
 
@@ -330,8 +334,8 @@ fn list_xattrs_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
     give(&mount().list_xattrs(target)?, call.arguments[1], call.arguments[2])
 }
 
-fn remove_xattr_of(call: &Call, target: Target<'_>) -> Result<u64, Errno> {
-    mount().remove_xattr(target, &xattr_name(call.arguments[1])?).map(|()| 0)
+fn remove_xattr_of(target: Target<'_>, name: &[u8]) -> Result<u64, Errno> {
+    mount().remove_xattr(target, name).map(|()| 0)
 }
 
 /// `setxattr`
@@ -354,17 +358,20 @@ pub fn fsetxattr(call: &Call) -> Answer {
 
 /// `getxattr`
 pub fn getxattr(call: &Call) -> Answer {
-    paths::serve(call, path(0), |target| get_xattr_of(call, target))
+    let name = xattr_name(call.arguments[1])?;
+    paths::serve(call, path(0), |target| get_xattr_of(call, target, &name))
 }
 
 /// `lgetxattr`
 pub fn lgetxattr(call: &Call) -> Answer {
-    paths::serve(call, path(0).itself(), |target| get_xattr_of(call, target))
+    let name = xattr_name(call.arguments[1])?;
+    paths::serve(call, path(0).itself(), |target| get_xattr_of(call, target, &name))
 }
 
 /// `fgetxattr`
 pub fn fgetxattr(call: &Call) -> Answer {
-    Ok(get_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
+    let name = xattr_name(call.arguments[1])?;
+    Ok(get_xattr_of(call, Target::Open(call.open_file(0)?.handle()), &name)?)
 }
 
 /// `listxattr`
@@ -384,15 +391,18 @@ pub fn flistxattr(call: &Call) -> Answer {
 
 /// `removexattr`
 pub fn removexattr(call: &Call) -> Answer {
-    paths::serve(call, path(0), |target| remove_xattr_of(call, target))
+    let name = xattr_name(call.arguments[1])?;
+    paths::serve(call, path(0), |target| remove_xattr_of(target, &name))
 }
 
 /// `lremovexattr`
 pub fn lremovexattr(call: &Call) -> Answer {
-    paths::serve(call, path(0).itself(), |target| remove_xattr_of(call, target))
+    let name = xattr_name(call.arguments[1])?;
+    paths::serve(call, path(0).itself(), |target| remove_xattr_of(target, &name))
 }
 
 /// `fremovexattr`
 pub fn fremovexattr(call: &Call) -> Answer {
-    Ok(remove_xattr_of(call, Target::Open(call.open_file(0)?.handle()))?)
+    let name = xattr_name(call.arguments[1])?;
+    Ok(remove_xattr_of(Target::Open(call.open_file(0)?.handle()), &name)?)
 }

@@ -21,6 +21,17 @@ use vfs::{Base, File, Restriction, Scope};
 /// Bytes of directory records read at once.
 const RECORDS_BYTES: usize = 16 << 10;
 
+impl Tree {
+    /// The handle of a file that was opened by this path and with these flags.
+    fn described(&self, file: vfs::File, path: Vec<u8>, flags: i32, slot: slots::FileSlot) -> Handle {
+        let inode = file.inode();
+        let file = file.shared(Box::new(slot), slot.owner());
+        let current = AtomicPtr::new(Box::into_raw(Box::new(Current { era: self.era(), file })));
+        let credentials = self.credentials.load(Ordering::Relaxed);
+        handle_of(Open { current, path, inode, flags, credentials, slot, twin: Twin::default() })
+    }
+}
+
 impl Mount for Tree {
     fn open(&self, place: MountPath<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
@@ -40,12 +51,15 @@ impl Mount for Tree {
             .place(&place)
             .and_then(|place| client.open_within(place, flags, mode, restriction).map_err(stop_of));
         let file = opened.inspect_err(|_| state.give_back())?;
-        let inode = file.inode();
-        let file = file.shared(Box::new(state), state.owner());
-        let current = Box::into_raw(Box::new(Current { era: self.era(), file }));
-        let current = AtomicPtr::new(current);
-        let credentials = self.credentials.load(Ordering::Relaxed);
-        Ok(handle_of(Open { current, path, inode, flags, credentials, slot: state, twin: Twin::default() }))
+        Ok(self.described(file, path, flags, state))
+    }
+
+    fn reopen(&self, file: Handle, flags: i32, mode: u32) -> Result<Handle> {
+        let client = self.client()?;
+        let state = slots::FileSlot::take()?;
+        let opened = self.file(&file).and_then(|file| client.reopen(file, flags, mode).map_err(stop_of));
+        let opened = opened.inspect_err(|_| state.give_back())?;
+        Ok(self.described(opened, open_of(&file).path.clone(), flags, state))
     }
 
     fn close(&self, file: Handle) {
@@ -90,14 +104,14 @@ impl Mount for Tree {
         .map_err(errno_of)
     }
 
-    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>]) -> Result<usize> {
-        if let Some(done) = self.by_twin(&file, |fd| self.write_twin(&file, fd, at, from)) {
+    fn write(&self, file: Handle, at: Option<u64>, from: &[IoSlice<'_>], flags: i32) -> Result<usize> {
+        if let Some(done) = self.by_twin(&file, |fd| self.write_twin(&file, fd, at, from, flags)) {
             return done;
         }
         let (vfs, file) = (self.client()?, self.file(&file)?);
         match at {
-            None => vfs.write(file, from),
-            Some(offset) => vfs.pwrite(file, offset as i64, from, 0),
+            None => vfs.write_with(file, from, flags),
+            Some(offset) => vfs.pwrite(file, offset as i64, from, flags),
         }
         .map_err(errno_of)
     }

@@ -126,10 +126,16 @@ pub fn range_lock(vfs: &Vfs<LibFs>, file: &File, command: i32, range: &mut libc:
         }
         _ => RangeKind::Process,
     };
-    let kind = lock_kind(range.l_type.into())?;
-    let request =
-        LockRequest { kind, whence: range.l_whence.into(), start: range.l_start, bytes: range.l_len };
-    if !matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
+    let kind = lock_kind(range.l_type.into());
+    let asks = matches!(command, libc::F_GETLK | libc::F_OFD_GETLK);
+    let of_kind =
+        |kind| LockRequest { kind, whence: range.l_whence.into(), start: range.l_start, bytes: range.l_len };
+    if kind.is_err() && !asks {
+        // An error of the range comes first.
+        vfs.get_range(file, whose, &of_kind(Some(LockKind::Shared))).map_err(errno_of)?;
+    }
+    let request = of_kind(kind?);
+    if !asks {
         let waits = matches!(command, libc::F_SETLKW | libc::F_OFD_SETLKW);
         let mut pause = pause;
         let patience = waits.then_some(Patience { waker: Waker::noop(), pause: &mut pause });

@@ -10,6 +10,7 @@
 
 use super::answers::{DEVICE_MINOR, errno_of};
 use super::{Open, Tree, given, open_of};
+use crate::calls::sizes;
 use crate::descriptors::Internal;
 use crate::limits;
 use crate::local::local;
@@ -233,7 +234,7 @@ impl Tree {
             let piece = buffer.len().min(bytes - done);
             let read = self.read(from.0, at(from.1, done), &mut [IoSliceMut::new(&mut buffer[..piece])]);
             let written = match &read {
-                Ok(read) => self.write(to.0, at(to.1, done), &[IoSlice::new(&buffer[..*read])]),
+                Ok(read) => self.write(to.0, at(to.1, done), &[IoSlice::new(&buffer[..*read])], 0),
                 Err(errno) => Err(*errno),
             };
             let left = read.unwrap_or(0) - written.unwrap_or(0);
@@ -251,7 +252,7 @@ impl Tree {
         Ok(done)
     }
 
-    /// `writev`, `pwritev`; at the end of the file if it has `O_APPEND`.
+    /// `writev`, `pwritev`; at the end of the file if it has `O_APPEND`, or as the flags of `pwritev2` say.
     #[cold]
     pub(super) fn write_twin(
         &self,
@@ -259,8 +260,10 @@ impl Tree {
         fd: i32,
         at: Option<u64>,
         from: &[IoSlice<'_>],
+        write_flags: i32,
     ) -> Result<usize> {
-        let appends = self.file(file)?.flags() & libc::O_APPEND;
+        let appends = sizes::appends(self.file(file)?.flags(), write_flags);
+        let appends = if appends { libc::O_APPEND } else { 0 };
         let flags = raw::fcntl(fd, libc::F_GETFL, 0)? as i32;
         if flags & libc::O_APPEND != appends {
             raw::fcntl(fd, libc::F_SETFL, (flags & !libc::O_APPEND | appends) as u64)?;

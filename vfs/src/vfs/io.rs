@@ -16,12 +16,20 @@ use std::io::{IoSlice, IoSliceMut};
 pub const IO_BYTES_MAX: usize = 0x7fff_f000;
 
 /// Supported flags of `preadv2` and `pwritev2`. The last three request what holds anyway, or higher speed.
-const IO_FLAGS: c_int =
-    libc::RWF_APPEND | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_HIPRI;
+const IO_FLAGS: c_int = libc::RWF_APPEND
+    | libc::RWF_NOAPPEND
+    | libc::RWF_DSYNC
+    | libc::RWF_SYNC
+    | libc::RWF_NOWAIT
+    | libc::RWF_HIPRI;
 
 /// Modes of `fallocate` that only Linux supports: their other errors are detected first.
-const LINUX_ALLOCATES: [c_int; 3] =
-    [libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE, libc::FALLOC_FL_UNSHARE_RANGE];
+const LINUX_ALLOCATES: [c_int; 4] = [
+    libc::FALLOC_FL_COLLAPSE_RANGE,
+    libc::FALLOC_FL_INSERT_RANGE,
+    libc::FALLOC_FL_UNSHARE_RANGE,
+    libc::FALLOC_FL_UNSHARE_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+];
 
 impl<E: Engine> Vfs<E> {
     /// `read`, `readv`: reads at the offset, which moves.
@@ -30,8 +38,10 @@ impl<E: Engine> Vfs<E> {
     /// `BadDescriptor`, `IsDirectory`; those of [`Engine::read`].
     pub fn read(&self, file: &File, into: &mut [IoSliceMut<'_>]) -> Result<usize, Error> {
         let handle = readable(file)?;
+        let asked = into.iter().map(|slice| slice.len()).sum();
         file.with_offset(|offset| {
-            let bytes = self.read_at(handle, *offset, into)?;
+            let start = start_of(offset.cast_signed(), asked)?;
+            let bytes = self.read_at(handle, start, into)?;
             *offset += bytes as u64;
             Ok(bytes)
         })
@@ -60,13 +70,27 @@ impl<E: Engine> Vfs<E> {
     /// bytes.
     ///
     /// # Errors
-    /// `BadDescriptor`; those of [`Engine::write`].
+    /// `BadDescriptor`; `Invalid` if the range ends beyond the largest offset; those of [`Engine::write`].
+    #[inline]
     pub fn write(&self, file: &File, from: &[IoSlice<'_>]) -> Result<usize, Error> {
+        self.write_with(file, from, 0)
+    }
+
+    /// `pwritev2` with the offset -1: [`Vfs::write`] with the flags of that call.
+    ///
+    /// # Errors
+    /// `NotSupported` for flags; as [`Vfs::write`].
+    #[inline]
+    pub fn write_with(&self, file: &File, from: &[IoSlice<'_>], flags: c_int) -> Result<usize, Error> {
         let handle = file.writable()?;
+        if flags & !IO_FLAGS != 0 {
+            return Err(Error::NotSupported);
+        }
+        let asked = from.iter().map(|slice| slice.len()).sum();
         file.with_offset(|offset| {
-            let status = file.flags();
-            let at = if status & libc::O_APPEND != 0 { At::End } else { At::Offset(*offset) };
-            let (bytes, end) = self.write_at((file, handle), at, from, (status, 0))?;
+            let (status, start) = (file.flags(), start_of(offset.cast_signed(), asked)?);
+            let at = if appends(status, flags) { At::End } else { At::Offset(start) };
+            let (bytes, end) = self.write_at((file, handle), at, from, (status, flags))?;
             if bytes > 0 {
                 *offset = end;
             }
@@ -74,7 +98,8 @@ impl<E: Engine> Vfs<E> {
         })
     }
 
-    /// `pwrite`, `pwritev`, `pwritev2`. With `O_APPEND` they write at the end nonetheless, as in Linux.
+    /// `pwrite`, `pwritev`, `pwritev2`. With `O_APPEND` they write at the end nonetheless, as in Linux, unless the flags have
+    /// `RWF_NOAPPEND`.
     ///
     /// # Errors
     /// `Invalid` for a negative offset, `NotSupported` for flags; as [`Vfs::write`].
@@ -91,8 +116,7 @@ impl<E: Engine> Vfs<E> {
             return Err(Error::NotSupported);
         }
         let status = file.flags();
-        let append = status & libc::O_APPEND != 0 || flags & libc::RWF_APPEND != 0;
-        let at = if append { At::End } else { At::Offset(offset) };
+        let at = if appends(status, flags) { At::End } else { At::Offset(offset) };
         self.write_at((file, handle), at, from, (status, flags)).map(|(bytes, _)| bytes)
     }
 
@@ -208,7 +232,7 @@ impl<E: Engine> Vfs<E> {
     ///
     /// # Errors
     /// In this order: `IsDirectory`, `Invalid` for an inode that is no file, `BadDescriptor` (also for a target
-    /// with `O_APPEND`), `Overflow`, `Invalid` for overlapping ranges of one file and for a negative offset; those
+    /// with `O_APPEND`), `Overflow`, `FileTooBig` for a target at the largest offset, `Invalid` for overlapping ranges of one file and for a negative offset; those
     /// of reading and writing, if nothing was copied.
     pub fn copy(
         &self,
@@ -232,6 +256,9 @@ impl<E: Engine> Vfs<E> {
         }
         let size = self.engine.getattr(Target::Open(source))?.size;
         let left = i64::try_from(size).unwrap_or(i64::MAX).saturating_sub(start).max(0);
+        if u64::try_from(end).is_ok_and(|end| end >= FILE_BYTES_MAX) {
+            return Err(Error::FileTooBig);
+        }
         let bytes = bytes.min(IO_BYTES_MAX).min(usize::try_from(left).unwrap_or(usize::MAX));
         if from.inode == to.inode && start.abs_diff(end) < bytes as u64 {
             return Err(Error::Invalid);
@@ -299,6 +326,11 @@ impl<E: Engine> Vfs<E> {
         }
         Ok((written.bytes, written.end))
     }
+}
+
+/// Whether a write with these flags, to a file with these status flags, appends.
+fn appends(status: c_int, flags: c_int) -> bool {
+    flags & libc::RWF_NOAPPEND == 0 && (status & libc::O_APPEND != 0 || flags & libc::RWF_APPEND != 0)
 }
 
 fn readable(file: &File) -> Result<Handle, Error> {

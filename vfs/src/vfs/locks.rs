@@ -4,13 +4,12 @@ use super::Vfs;
 use crate::engine::{Engine, Lock, LockFamily, LockKind, LockOwner, Locked, Target, Ticket};
 use crate::error::Error;
 use crate::file::File;
-use format::record::FILE_BYTES_MAX;
+use format::record::{FILE_BYTES_MAX, FileType};
 use libc::c_int;
 use std::task::Waker;
 
-/// Status flags that `F_SETFL` changes.
-const CHANGEABLE: c_int =
-    libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
+/// Status flags that `F_SETFL` changes; `O_ASYNC` only for files that send signals.
+const CHANGEABLE: c_int = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
 
 /// Kind of owner of a range lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +67,7 @@ impl<E: Engine> Vfs<E> {
     /// `F_SETFL`
     ///
     /// # Errors
-    /// `BadDescriptor`; `NotPermitted` for `O_NOATIME` on a file of another user.
+    /// `BadDescriptor`; `NotPermitted` for `O_NOATIME` on a file of another user, `Invalid` for `O_DIRECT` on a directory.
     pub fn set_flags(&self, file: &File, flags: c_int) -> Result<(), Error> {
         let handle = file.handle()?;
         let old = file.flags();
@@ -76,6 +75,9 @@ impl<E: Engine> Vfs<E> {
             && !self.caller().owns(&self.engine.getattr(Target::Open(handle))?)
         {
             return Err(Error::NotPermitted);
+        }
+        if flags & libc::O_DIRECT != 0 && file.file_type == FileType::Directory {
+            return Err(Error::Invalid);
         }
         file.set_flags(old & !CHANGEABLE | flags & CHANGEABLE);
         Ok(())

@@ -5,7 +5,7 @@ use crate::access::{self, Caller};
 use crate::engine::{Access, Attributes, Created, Engine, Handle, New, NewType, NewUnnamed};
 use crate::error::Error;
 use crate::file::File;
-use crate::path::{Last, Outcome, Place, Restriction, Scope, Stop, Walker};
+use crate::path::{Base, Last, Outcome, Place, Restriction, Scope, Stop, Walker};
 use format::record::FileType;
 use libc::c_int;
 
@@ -71,15 +71,47 @@ impl<E: Engine> Vfs<E> {
                 return self.open_or_create(walker, &caller, place.path, &how, mode);
             }
             let attributes = walker.walk_to_end(place.path, !how.has(libc::O_NOFOLLOW))?;
-            if how.has(TMPFILE) {
-                let mode = mode & 0o7777 & !self.process(|process| process.umask);
-                let linkable = !how.has(libc::O_EXCL);
-                let new = NewUnnamed { access: how.access, mode, linkable };
-                let (attributes, handle) = self.engine.create_unnamed(&caller, attributes.inode, &new)?;
-                return Ok(file(&attributes, Some(handle), &how));
-            }
-            self.open_node(walker, &caller, &attributes, &how)
+            self.open_end(walker, &caller, &attributes, &how, mode)
         })
+    }
+
+    /// Opens the inode of a description once more, whatever names it has: `open` of `/proc/self/fd/N`.
+    ///
+    /// # Errors
+    /// As [`Vfs::open`]; `Loop` for a symbolic link, `IsDirectory` for `O_CREAT` and a directory.
+    pub fn reopen(&self, file: &File, flags: c_int, mode: u32) -> Outcome<File> {
+        let how = take_apart(flags)?;
+        let caller = self.caller();
+        let itself = Place { base: Base::Node(file.inode), path: b"." };
+        self.walking(&caller, itself, |walker| {
+            let attributes = walker.here()?;
+            let directory = attributes.file_type == FileType::Directory;
+            if how.has(libc::O_CREAT) && directory {
+                return Err(Error::IsDirectory.into());
+            }
+            if how.has(libc::O_DIRECTORY) && !directory {
+                return Err(Error::NotDirectory.into());
+            }
+            self.open_end(walker, &caller, &attributes, &how, mode)
+        })
+    }
+
+    /// Opens the inode at the end of a walk, or with `O_TMPFILE` a new file in it.
+    fn open_end(
+        &self,
+        walker: &mut Walker<'_, E>,
+        caller: &Caller,
+        attributes: &Attributes,
+        how: &OpenFlags,
+        mode: u32,
+    ) -> Outcome<File> {
+        if !how.has(TMPFILE) {
+            return self.open_node(walker, caller, attributes, how);
+        }
+        let mode = mode & 0o7777 & !self.process(|process| process.umask);
+        let new = NewUnnamed { access: how.access, mode, linkable: !how.has(libc::O_EXCL) };
+        let (attributes, handle) = self.engine.create_unnamed(caller, attributes.inode, &new)?;
+        Ok(file(&attributes, Some(handle), how))
     }
 
     /// Makes a description of a file that another process opened with these flags and passed to this one. The
