@@ -132,6 +132,13 @@ fn arguments() {
 }
 
 #[test]
+fn writes_without_appending() {
+    // The kernel does not tell a mount that a write does not append.
+    let appended = ("0xxxx56789", "0123456789xxxx");
+    same_but("writes_without_appending", &[], &[appended]);
+}
+
+#[test]
 fn names_that_are_empty_or_wrong() {
     same(&["order_of_names"]);
 }

@@ -256,6 +256,12 @@ impl<'e, E: Engine> Walker<'e, E> {
         Ok(access::search(self.caller, &here)?)
     }
 
+    /// Checks that `..` from the current inode stays beneath the start, if the walk has to.
+    pub(crate) fn check_ascent(&self) -> Outcome<()> {
+        let leaves = self.restriction.scope == Scope::Beneath && self.depth == 0;
+        if leaves { Err(Error::CrossDevice.into()) } else { Ok(()) }
+    }
+
     /// Continues with the target of a symbolic link at the end of the path, in the current directory.
     pub(crate) fn follow_to_parent(&mut self, link: &Attributes) -> Outcome<Last> {
         let path = self.link_target(link, true, b"")?;

@@ -44,12 +44,7 @@ impl Gateway {
 
     pub(crate) fn set_xattr(&self, header: &InHeader, body: &mut Body<'_>) -> Result<Answer, Error> {
         let fields: SetxattrIn = body.take()?;
-        let how = match fields.flags {
-            0 => SetXattr::Any,
-            libc::XATTR_CREATE => SetXattr::Create,
-            libc::XATTR_REPLACE => SetXattr::Replace,
-            _ => return Err(Error::Invalid),
-        };
+        let how = SetXattr::of_flags(fields.flags)?;
         let (name, value) = (body.string()?, body.bytes(fields.bytes)?);
         self.engine.set_xattr(&caller(header), node(header), name, value, how)?;
         Ok(Answer::Ready)

@@ -190,7 +190,8 @@ fn how_at(address: u64, bytes: u64) -> Result<How, Errno> {
     if flags & !KNOWN_FLAGS != 0 || resolve & !KNOWN_RESTRICTIONS != 0 || resolve & CONFINED == CONFINED {
         return invalid;
     }
-    let how = How { flags: flags as i32, mode: mode as u32, resolve };
+    let large = if flags & libc::O_PATH as u64 == 0 { KERNEL_LARGE_FILE } else { 0 };
+    let how = How { flags: flags as i32 | large, mode: mode as u32, resolve };
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
     if mode & !(if creates { 0o7777 } else { 0 }) != 0 {
         return invalid;

@@ -206,11 +206,7 @@ impl Engine for Model {
         let mut state = self.state();
         let inode = state.pinned(node)?;
         access::write_xattr(caller, &inode.attributes, name)?;
-        match (how, inode.xattrs.contains_key(name)) {
-            (SetXattr::Create, true) => return Err(Error::Exists),
-            (SetXattr::Replace, false) => return Err(Error::NoData),
-            _ => {}
-        }
+        how.check(inode.xattrs.contains_key(name))?;
         inode.xattrs.insert(name.to_vec(), value.to_vec());
         inode.attributes.ctime_ns = self.now();
         Ok(())

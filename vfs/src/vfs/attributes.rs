@@ -219,24 +219,12 @@ impl<E: Engine> Vfs<E> {
     /// # Errors
     /// `Invalid` for flags, `TooBig`, `OutOfRange`; those of paths and of [`Engine::set_xattr`].
     pub fn set_xattr(&self, subject: Subject<'_>, name: &[u8], value: &[u8], flags: c_int) -> Outcome<()> {
-        const NEITHER: c_int = libc::XATTR_CREATE | libc::XATTR_REPLACE;
-        let how = match flags {
-            0 => SetXattr::Any,
-            libc::XATTR_CREATE | NEITHER => SetXattr::Create,
-            libc::XATTR_REPLACE => SetXattr::Replace,
-            _ => return failed(Error::Invalid),
-        };
+        let how = SetXattr::of_flags(flags)?;
         check_xattr_name(name)?;
         if value.len() > XATTR_BYTES_MAX {
             return failed(Error::TooBig);
         }
-        self.subject(subject, |caller, node| {
-            if flags == NEITHER {
-                // An attribute that does not exist cannot be replaced, and one that exists cannot be created.
-                self.engine.get_xattr(caller, node, name)?;
-            }
-            Ok(self.engine.set_xattr(caller, node, name, value, how)?)
-        })
+        self.subject(subject, |caller, node| Ok(self.engine.set_xattr(caller, node, name, value, how)?))
     }
 
     /// `listxattr`: names, each followed by a zero byte.

@@ -161,6 +161,9 @@ impl<E: Engine> Vfs<E> {
                 return Err(Error::IsDirectory.into());
             }
             let Some((name, _)) = last.name()? else {
+                if last == Last::DotDot {
+                    walker.check_ascent()?;
+                }
                 return Err(if exclusive { Error::Exists } else { Error::IsDirectory }.into());
             };
             let new = New { kind: NewType::Regular(Some(how.access)), mode, exclusive };

@@ -217,11 +217,7 @@ impl LibFs {
         if value.len() > XATTR_BYTES_MAX {
             return Err(Error::TooBig);
         }
-        self.change_xattr(caller, node, name, Some(value), |exists| match (how, exists) {
-            (SetXattr::Create, true) => Err(Error::Exists),
-            (SetXattr::Replace, false) => Err(Error::NoData),
-            _ => Ok(()),
-        })
+        self.change_xattr(caller, node, name, Some(value), |exists| how.check(exists))
     }
 
     pub(crate) fn remove_xattr_value(
