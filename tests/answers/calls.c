@@ -569,7 +569,7 @@ static void watches(void) {
 
 static char *open_path(int fd);
 
-/* What opens by its descriptor's path. */
+/* Files that open again by the paths of their descriptors. */
 static void reopened(void) {
     struct stat status;
     close(make("file", "text"));

@@ -17,7 +17,7 @@
 
 use crate::access::Caller;
 use crate::cache_leases::CacheLeases;
-pub use crate::changes::{Changes, SetTime};
+pub use crate::changes::{Changes, SetTime, SetXattr};
 pub use crate::creation::{Created, New, NewType, NewUnnamed};
 use crate::error::Error;
 use format::pass::PassName;
@@ -236,48 +236,6 @@ pub enum Sync {
     File(InodeNumber),
     /// All earlier changes of the tree.
     Everything,
-}
-
-/// Condition of [`Engine::set_xattr`] on an existing value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SetXattr {
-    /// None.
-    Any,
-    /// The attribute must not exist.
-    Create,
-    /// The attribute must exist.
-    Replace,
-    /// Both at once, which is an error of each attribute: it exists, or it does not.
-    CreateAndReplace,
-}
-
-impl SetXattr {
-    /// The condition of these flags of `setxattr`.
-    ///
-    /// # Errors
-    /// `Invalid` for other flags.
-    pub fn of_flags(flags: i32) -> Result<Self> {
-        const BOTH: i32 = libc::XATTR_CREATE | libc::XATTR_REPLACE;
-        match flags {
-            0 => Ok(Self::Any),
-            libc::XATTR_CREATE => Ok(Self::Create),
-            libc::XATTR_REPLACE => Ok(Self::Replace),
-            BOTH => Ok(Self::CreateAndReplace),
-            _ => Err(Error::Invalid),
-        }
-    }
-
-    /// Checks the condition.
-    ///
-    /// # Errors
-    /// `Exists`, `NoData`.
-    pub fn check(self, exists: bool) -> Result<()> {
-        match (self, exists) {
-            (Self::Create | Self::CreateAndReplace, true) => Err(Error::Exists),
-            (Self::Replace | Self::CreateAndReplace, false) => Err(Error::NoData),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Owner of a lock. The front end assigns the numbers, unique among all users of the engine.

@@ -232,7 +232,8 @@ impl<E: Engine> Vfs<E> {
     ///
     /// # Errors
     /// In this order: `IsDirectory`, `Invalid` for an inode that is no file, `BadDescriptor` (also for a target
-    /// with `O_APPEND`), `Overflow`, `FileTooBig` for a target at the largest offset, `Invalid` for overlapping ranges of one file and for a negative offset; those
+    /// with `O_APPEND`), `Overflow`, `FileTooBig` for a target at the largest offset,
+    /// `Invalid` for overlapping ranges of one file and for a negative offset; those
     /// of reading and writing, if nothing was copied.
     pub fn copy(
         &self,
