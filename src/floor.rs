@@ -4,7 +4,7 @@
 //! The program stores the bytes in memory, with a checksum and a fence, and calls the head through shared words. The
 //! head reads them and sends them over a connection like that between two daemons. The replica stores and fences them,
 //! and answers; the head answers the program. Every process waits as Hearth's threads do: it polls for a bounded time,
-//! then sleeps.
+//! then sleeps; program and head sleep at once if they have the same processor.
 
 use crate::error::{Error, Result};
 use crate::say;
@@ -12,7 +12,7 @@ use format::checksum::{self, Salt};
 use format::{Epoch, NodeId};
 use ipc::shared::PAGE_BYTES;
 use ipc::sync::Ordering;
-use ipc::{Access, Descriptor, Host, Mapping, Spin, SystemHost, Time, Word, Words};
+use ipc::{Access, Descriptor, Host, Mapping, Processors, Side, Spin, SystemHost, Time, Word, Words};
 use pmem::{Medium, Region};
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
@@ -48,40 +48,73 @@ const PROGRAM_SLEEPS: usize = 3;
 const OFFSET: usize = 4;
 const BYTES: usize = 5;
 const WORDS: usize = 6;
+/// Place of the words with the processors of both.
+const PROCESSORS: usize = 64;
 
 /// The program's side, with the two other processes.
 pub struct Floor {
-    words: Words<Word>,
-    spin: Spin,
+    shared: Shared,
     region: Region,
     offset: u64,
     parties: Vec<Child>,
 }
 
-/// Waits until the word with this index differs from `was`; `None` after [`IDLE`].
-fn wait(words: &Words<Word>, spin: &Spin, (index, sleeps): (usize, usize), was: u32) -> Option<u32> {
-    let (host, word) = (SystemHost, &words[index]);
-    // SeqCst: pairs with the store and the load in `set`.
-    let changed = || Some(word.load(Ordering::SeqCst)).filter(|value| *value != was);
-    if spin.poll(&host, || changed().is_some()) {
-        return changed();
-    }
-    let begin = host.now();
-    let until = begin.after(IDLE);
-    words[sleeps].store(1, Ordering::SeqCst);
-    while changed().is_none() && host.now() < until {
-        host.wait(word, was, Some(until));
-    }
-    words[sleeps].store(0, Ordering::SeqCst);
-    spin.learn(host.now().since(begin));
-    changed()
+/// The memory that program and head share.
+struct Shared {
+    words: Words<Word>,
+    processors: Processors,
+    spin: Spin,
 }
 
-/// Sets a word, and wakes the process that sleeps until it changes.
-fn set(words: &Words<Word>, (index, sleeps): (usize, usize), value: u32) {
-    words[index].store(value, Ordering::SeqCst);
-    if words[sleeps].load(Ordering::SeqCst) != 0 {
-        SystemHost.wake(&words[index], 1);
+impl Shared {
+    fn open(memory: &Descriptor) -> Result<Self> {
+        let mapping = Mapping::new(memory, PAGE_BYTES, Access::Write).map_err(told)?;
+        let processors = mapping.words(PROCESSORS, Processors::WORDS).map_err(told)?;
+        Ok(Self {
+            words: mapping.words(0, WORDS).map_err(told)?,
+            processors: Processors::new(processors),
+            spin: Spin::new(SPIN_NS),
+        })
+    }
+
+    /// The word for which a side waits, and the one that is 1 while it sleeps.
+    fn awaited(&self, side: Side) -> (&Word, &Word) {
+        match side {
+            Side::Client => (&self.words[ANSWER], &self.words[PROGRAM_SLEEPS]),
+            Side::Server => (&self.words[REQUEST], &self.words[HEAD_SLEEPS]),
+        }
+    }
+
+    /// Waits until the word of this side differs from `was`; `None` after [`IDLE`].
+    fn wait(&self, side: Side, was: u32) -> Option<u32> {
+        let (host, (word, sleeps)) = (SystemHost, self.awaited(side));
+        // SeqCst: pairs with the store and the load in `set`.
+        let changed = || Some(word.load(Ordering::SeqCst)).filter(|value| *value != was);
+        let shares = self.processors.enter(&host, side);
+        if !shares && self.spin.poll(&host, || changed().is_some()) {
+            return changed();
+        }
+        let begin = host.now();
+        let until = begin.after(IDLE);
+        sleeps.store(1, Ordering::SeqCst);
+        while changed().is_none() && host.now() < until {
+            if side == Side::Server {
+                self.processors.forget(side);
+            }
+            host.wait(word, was, Some(until));
+        }
+        sleeps.store(0, Ordering::SeqCst);
+        self.spin.learn(host.now().since(begin));
+        changed()
+    }
+
+    /// Sets the word for which a side waits, and wakes it if it sleeps.
+    fn set(&self, waiting: Side, value: u32) {
+        let (word, sleeps) = self.awaited(waiting);
+        word.store(value, Ordering::SeqCst);
+        if sleeps.load(Ordering::SeqCst) != 0 {
+            SystemHost.wake(word, 1);
+        }
     }
 }
 
@@ -92,11 +125,6 @@ fn told(why: impl std::fmt::Display) -> Error {
 fn memory(folder: &Path, name: &str) -> Result<Region> {
     let medium = Medium::memory(folder).map_err(Error::at("use", folder))?;
     medium.open(name).map_err(Error::at("use", folder))
-}
-
-fn words(memory: &Descriptor) -> Result<Words<Word>> {
-    let mapping = Mapping::new(memory, PAGE_BYTES, Access::Write).map_err(told)?;
-    mapping.words(0, WORDS).map_err(told)
 }
 
 fn endpoint(folder: &Path, node: u32) -> Result<Endpoint> {
@@ -141,10 +169,8 @@ impl Floor {
         let written = key.open(&file).and_then(|mut file| file.write_all(text.as_bytes()));
         written.map_err(Error::at("write", &file))?;
         let shared = ipc::shared::create(c"floor", PAGE_BYTES).map_err(told)?;
-        let words = words(&shared)?;
         let mut floor = Self {
-            words,
-            spin: Spin::new(SPIN_NS),
+            shared: Shared::open(&shared)?,
             region: memory(&folder, PROGRAM)?,
             offset: 0,
             parties: Vec::new(),
@@ -184,11 +210,12 @@ impl Floor {
         self.region.write(offset, bytes);
         self.region.fence();
         // Relaxed: the request orders them.
-        self.words[OFFSET].store(offset as u32, Ordering::Relaxed);
-        self.words[BYTES].store(count as u32, Ordering::Relaxed);
-        let before = self.words[REQUEST].load(Ordering::Relaxed);
-        set(&self.words, (REQUEST, HEAD_SLEEPS), before.wrapping_add(1));
-        let answer = wait(&self.words, &self.spin, (ANSWER, PROGRAM_SLEEPS), before);
+        let words = &self.shared.words;
+        words[OFFSET].store(offset as u32, Ordering::Relaxed);
+        words[BYTES].store(count as u32, Ordering::Relaxed);
+        let before = words[REQUEST].load(Ordering::Relaxed);
+        self.shared.set(Side::Server, before.wrapping_add(1));
+        let answer = self.shared.wait(Side::Client, before);
         answer.map(drop).ok_or_else(|| told("its head does not answer"))
     }
 }
@@ -208,17 +235,17 @@ impl Drop for Floor {
 /// The replica is gone.
 pub fn head(folder: &Path, replica: &str) -> Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned().map_err(told)?;
-    let words = words(&Descriptor::from(input))?;
+    let shared = Shared::open(&Descriptor::from(input))?;
     let region = memory(folder, PROGRAM)?;
     let endpoint = endpoint(folder, 1)?;
     let deadline = SystemHost.now().after(IDLE);
     let connection = endpoint.connect(replica, NodeId::new(2), deadline).map_err(told)?;
     say::line("ready");
     let room = connection.message_bytes_max() - LEFT_BYTES;
-    let (spin, mut message, mut served) = (Spin::new(SPIN_NS), vec![0; LEFT_BYTES + room], 0);
-    while let Some(request) = wait(&words, &spin, (REQUEST, HEAD_SLEEPS), served) {
-        let mut offset = u64::from(words[OFFSET].load(Ordering::Relaxed));
-        let mut left = words[BYTES].load(Ordering::Relaxed) as usize;
+    let (mut message, mut served) = (vec![0; LEFT_BYTES + room], 0);
+    while let Some(request) = shared.wait(Side::Server, served) {
+        let mut offset = u64::from(shared.words[OFFSET].load(Ordering::Relaxed));
+        let mut left = shared.words[BYTES].load(Ordering::Relaxed) as usize;
         while left > 0 {
             let count = left.min(room);
             left -= count;
@@ -231,7 +258,7 @@ pub fn head(folder: &Path, replica: &str) -> Result<()> {
             return Err(told("its replica is gone"));
         }
         served = request;
-        set(&words, (ANSWER, PROGRAM_SLEEPS), served);
+        shared.set(Side::Client, served);
     }
     Ok(())
 }

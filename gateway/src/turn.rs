@@ -99,6 +99,10 @@ impl Host for Sharing {
         self.0.spawn(name, body)
     }
 
+    fn processor(&self) -> Option<u32> {
+        self.0.processor()
+    }
+
     fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
         give_away();
         self.0.wait(word, expected, until)

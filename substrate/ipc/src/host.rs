@@ -100,6 +100,11 @@ pub trait Host: Send + Sync {
     /// Lets another thread run that waits for this processor, if there is one.
     fn yield_now(&self) {}
 
+    /// Number of the processor that runs this thread, if the host knows it.
+    fn processor(&self) -> Option<u32> {
+        None
+    }
+
     /// This thread may block in a moment where the host does not see it.
     fn will_block(&self) {}
 
@@ -145,7 +150,7 @@ pub trait Host: Send + Sync {
 
 /// The real machine.
 ///
-/// `now`, `wall`, `wall_tick`, `random`, `wait` and `wake` neither allocate nor change `errno`. Only daemons call
+/// `now`, `wall`, `wall_tick`, `random`, `processor`, `wait` and `wake` neither allocate nor change `errno`. Only daemons call
 /// `spawn`, never code inside a user's program.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemHost;
@@ -219,6 +224,11 @@ impl Host for SystemHost {
     fn yield_now(&self) {
         // SAFETY: sched_yield uses no memory, and does not fail.
         let _ = unsafe { syscall(libc::SYS_sched_yield, [0; 6]) };
+    }
+
+    fn processor(&self) -> Option<u32> {
+        // SAFETY: sched_getcpu uses no memory of its caller; it reads what the kernel shares with the thread.
+        u32::try_from(unsafe { libc::sched_getcpu() }).ok()
     }
 
     fn wake(&self, word: &Word, count: u32) {

@@ -15,6 +15,7 @@ pub mod host;
 pub mod lock;
 pub mod pages;
 pub mod peer;
+pub mod processors;
 pub mod ring;
 pub mod shared;
 pub mod socket;
@@ -31,6 +32,7 @@ pub use host::{Host, Join, Spin, SystemHost, Time, WAKE_ALL, Waited, wait_until}
 pub use lock::{Guard, Lock};
 pub use pages::{ClientPages, DaemonPages, DaemonView, Digested};
 pub use peer::{Credentials, Peer};
+pub use processors::{Processors, Side};
 pub use ring::{Call, Link, Response, RingClient, RingLimits, RingServer, Taken};
 pub use shared::{Access, Mapping, Reads, Words};
 pub use socket::{Connection, Listener, Message};

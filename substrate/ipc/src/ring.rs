@@ -1,7 +1,8 @@
 //! Request ring: remote calls of a LibFS to its SharedFS through shared memory.
 //!
 //! A ring is an array of slots. A client thread fills a slot, submits it, rings the doorbell, and polls for the
-//! response for a bounded time before it sleeps. A server thread waits for requests in the same way. Each side
+//! response for a bounded time before it sleeps. A server thread waits for requests in the same way. A side that has the
+//! other one's processor sleeps at once ([`crate::processors`]). Each side
 //! wakes the other only if the other's flag says that it sleeps. Requests are independent: any thread answers them,
 //! in any order.
 //!
@@ -20,6 +21,7 @@ pub use client::{Call, Link, Response, RingClient};
 pub use server::{RingServer, Taken};
 
 use crate::error::Error;
+use crate::processors::Processors;
 use crate::shared::{Mapping, PAGE_BYTES, Words};
 use crate::sync::Word;
 use format::message::{RequestHeader, RingShape};
@@ -106,7 +108,7 @@ impl From<RingShape> for RingLimits {
     }
 }
 
-/// Bytes before the first slot: doorbell, sleeping flag and closed flag, each on a cache line of its own.
+/// Bytes before the first slot: doorbell, sleeping flag, closed flag and processors, each on a cache line of its own.
 const HEAD_BYTES: usize = 256;
 /// Bytes before the messages of a slot.
 const SLOT_HEAD_BYTES: usize = 64;
@@ -139,6 +141,7 @@ struct Ring {
     sleeping: Words<Word>,
     /// 1 once the server has closed the ring.
     closed: Words<Word>,
+    processors: Processors,
     slots: Vec<Words<Word>>,
 }
 
@@ -153,6 +156,7 @@ impl Ring {
             doorbell: mapping.words(0, 1)?,
             sleeping: mapping.words(LINE, 1)?,
             closed: mapping.words(2 * LINE, 1)?,
+            processors: Processors::new(mapping.words(3 * LINE, Processors::WORDS)?),
             slots: slots.collect::<Result<_, _>>()?,
             mapping,
             limits,

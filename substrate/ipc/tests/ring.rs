@@ -4,9 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
 
 use ipc::shared::create;
-use ipc::{Access, Call, Error, Host, Link, Mapping, RingClient, RingLimits, RingServer, SystemHost, Word};
+use ipc::{
+    Access, Call, Error, Host, Link, Mapping, RingClient, RingLimits, RingServer, SystemHost, Time, Waited,
+    Word,
+};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 const TINY: RingLimits = RingLimits { slots: 2, inline_bytes: 64, bulk_buffers: 1, bulk_bytes: 4096 };
@@ -64,6 +67,102 @@ fn echo(server: &Arc<RingServer>) -> Box<dyn ipc::Join> {
         }
     };
     SystemHost.spawn("server", Box::new(body)).unwrap()
+}
+
+/// The machine, as a thread on one processor sees it: counts its sleeps, and how often it reads the clock.
+struct Placed {
+    processor: u32,
+    sleeps: AtomicU32,
+    clock: AtomicU32,
+}
+
+impl Placed {
+    fn new(processor: u32) -> Arc<Self> {
+        Arc::new(Self { processor, sleeps: AtomicU32::new(0), clock: AtomicU32::new(0) })
+    }
+
+    /// Waits until one of its counts is not zero, for at most a span.
+    fn wait_for(count: &AtomicU32, span: Duration) {
+        let give_up = SystemHost.now().after(span);
+        while count.load(Ordering::SeqCst) == 0 && SystemHost.now() < give_up {
+            SystemHost.yield_now();
+        }
+    }
+
+    fn sleeps(&self) -> u32 {
+        self.sleeps.load(Ordering::SeqCst)
+    }
+}
+
+impl Host for Placed {
+    fn now(&self) -> Time {
+        self.clock.fetch_add(1, Ordering::SeqCst);
+        SystemHost.now()
+    }
+
+    fn wall(&self) -> i64 {
+        SystemHost.wall()
+    }
+
+    fn random(&self) -> u64 {
+        SystemHost.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn ipc::Join>, Error> {
+        SystemHost.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        self.sleeps.fetch_add(1, Ordering::SeqCst);
+        SystemHost.wait(word, expected, until)
+    }
+
+    fn yield_now(&self) {
+        SystemHost.yield_now();
+    }
+
+    fn processor(&self) -> Option<u32> {
+        Some(self.processor)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        SystemHost.wake(word, count);
+    }
+}
+
+/// The sleeps of client and server during a call, and while the server waits for the next one, if each is on the given processor
+/// and would poll for longer than the test lasts.
+fn sleeps_on(client_at: u32, server_at: u32) -> (u32, u32) {
+    const POLL_NS: u32 = 2_000_000_000;
+    let bytes = TINY.bytes().unwrap();
+    let descriptor = create(c"ring", bytes).unwrap();
+    let map = || Mapping::new(&descriptor, bytes, Access::Write).unwrap();
+    let (client_host, server_host) = (Placed::new(client_at), Placed::new(server_at));
+    let link = Box::new(Up(Arc::new(AtomicBool::new(true))));
+    let client = RingClient::new(client_host.clone(), link, map(), TINY, POLL_NS).unwrap();
+    let server = RingServer::new(server_host.clone(), map(), TINY, POLL_NS).unwrap();
+    let after = |span| Some(SystemHost.now().after(span));
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let taken = server.next(after(Duration::from_secs(30))).unwrap();
+            // The client sleeps at once, or polls for as long as this.
+            Placed::wait_for(&client_host.sleeps, Duration::from_millis(200));
+            server.respond(taken, 0, b"answered").unwrap();
+            server.next(after(Duration::from_millis(100))).unwrap_err()
+        });
+        // The server polls: it has written down its processor before it reads the clock.
+        Placed::wait_for(&server_host.clock, Duration::from_secs(30));
+        assert_eq!(client.call(&call(1, b"question"), None).unwrap().body, b"answered");
+        assert_eq!(serving.join().unwrap(), Error::TimedOut);
+    });
+    (client_host.sleeps(), server_host.sleeps())
+}
+
+#[test]
+fn two_sides_on_one_processor_do_not_poll() {
+    let (client, server) = sleeps_on(3, 3);
+    assert!(client > 0 && server > 0, "{client} sleeps of the client, {server} of the server");
+    assert_eq!(sleeps_on(3, 4), (0, 0));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::{
 use crate::claims::Claims;
 use crate::error::Error;
 use crate::host::{Host, Spin, Time, WAKE_ALL};
+use crate::processors::Side;
 use crate::shared::Mapping;
 use crate::sync::{LongWord, Ordering, Word, fence};
 use format::DecodeError;
@@ -226,7 +227,8 @@ impl RingClient {
     /// Waits for the response.
     fn wait(&self, slot: usize, until: Option<Time>) -> Result<(), Error> {
         let answered = || self.state(slot) & PHASE == ANSWERED;
-        if self.spin.poll(self.host.as_ref(), answered) {
+        let shares = self.ring.processors.enter(self.host.as_ref(), Side::Client);
+        if !shares && self.spin.poll(self.host.as_ref(), answered) {
             return Ok(());
         }
         let word = &self.ring.slots[slot][STATE];

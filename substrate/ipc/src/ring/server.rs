@@ -6,6 +6,7 @@ use super::{
 };
 use crate::error::Error;
 use crate::host::{Host, Spin, Time, WAKE_ALL};
+use crate::processors::Side;
 use crate::shared::Mapping;
 use crate::sync::{Ordering, Word, fence};
 use format::DecodeError;
@@ -77,10 +78,15 @@ impl RingServer {
         let mut slept = None;
         loop {
             let mut found = None;
-            self.spin.poll(self.host.as_ref(), || {
+            let mut look = || {
                 found = self.look();
                 found.is_some() || self.is_closed()
-            });
+            };
+            if self.ring.processors.enter(self.host.as_ref(), Side::Server) {
+                look();
+            } else {
+                self.spin.poll(self.host.as_ref(), look);
+            }
             if self.is_closed() {
                 return Err(Error::Disconnected);
             }
@@ -183,6 +189,7 @@ impl RingServer {
         let rung = doorbell.load(Ordering::SeqCst);
         let found = self.look();
         if found.is_none() && !self.is_closed() {
+            self.ring.processors.forget(Side::Server);
             let look = now.after(RING_LOOK);
             self.host.wait(doorbell, rung, Some(until.map_or(look, |until| until.min(look))));
         }
