@@ -23,7 +23,7 @@ use crate::mount::{Errno, Handle, MountPath, Target};
 use crate::paths::{self, ResolvedPath};
 use crate::raw;
 use crate::signals;
-use crate::table::PathArgument;
+use crate::table::{self, PathArgument};
 use std::ffi::{CStr, CString};
 use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -135,7 +135,7 @@ impl Image {
     fn find(&mut self, call: &Call, flags: u64) -> Result<(), Refusal> {
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
         let empty = flags & libc::AT_EMPTY_PATH as u64 != 0;
-        let mut argument = PathArgument { dir: Some(0), path: 1, follow, empty };
+        let mut argument = PathArgument { follow, empty, ..table::at(0, 1) };
         let mut call = *call;
         for _ in 0..INTERPRETERS_MAX {
             let file = match if paths::concern(&call, argument) {
@@ -168,7 +168,7 @@ impl Image {
             let path = self.own(&interpreter)?;
             self.dir = libc::AT_FDCWD;
             self.flags = 0;
-            argument = PathArgument { dir: Some(0), path: 1, follow: true, empty: false };
+            argument = table::at(0, 1);
             call.arguments = [raw::number(libc::AT_FDCWD), path, 0, 0, 0, 0];
         }
         Err(Errno(libc::ELOOP).into())

@@ -129,11 +129,11 @@ pub fn concern(call: &Call, argument: PathArgument) -> bool {
         None => address == 0 && dir != libc::AT_FDCWD && descriptors::is_ours(dir),
         Some(b'/') => site().is_some_and(|site| {
             begins(address, &site.prefix)
-                || may_make_prefix(site, call, address)
+                || may_make_prefix(site, address, argument)
                 || (call.number as i64 == libc::SYS_openat2 && dir_ours())
                 || ((begins(address, b"/proc") || begins(address, b"/dev")) && descriptors::any())
         }),
-        Some(_) => dir_ours() || site().is_some_and(|site| may_make_prefix(site, call, address)),
+        Some(_) => dir_ours() || site().is_some_and(|site| may_make_prefix(site, address, argument)),
     }
 }
 
@@ -164,21 +164,8 @@ fn last_component(site: &Site) -> &[u8] {
 }
 
 /// Whether the call may create a name equal to the last component of the prefix. Runs outside, without a copy.
-fn may_make_prefix(site: &Site, call: &Call, address: u64) -> bool {
-    const MAKERS: [i64; 11] = [
-        libc::SYS_mkdir,
-        libc::SYS_mkdirat,
-        libc::SYS_mknod,
-        libc::SYS_mknodat,
-        libc::SYS_symlink,
-        libc::SYS_symlinkat,
-        libc::SYS_link,
-        libc::SYS_linkat,
-        libc::SYS_rename,
-        libc::SYS_renameat,
-        libc::SYS_renameat2,
-    ];
-    if !MAKERS.contains(&(call.number as i64)) {
+fn may_make_prefix(site: &Site, address: u64, argument: PathArgument) -> bool {
+    if !argument.makes {
         return false;
     }
     let at = |index: usize| memory::byte(address.wrapping_add(index as u64));
@@ -202,7 +189,7 @@ fn may_make_prefix(site: &Site, call: &Call, address: u64) -> bool {
 
 /// The path in the mount, if the kernel would create this name beside the mount.
 fn path_of_created_prefix(site: &Site, call: &Call, at: PathArgument) -> Option<Vec<u8>> {
-    if !may_make_prefix(site, call, call.arguments[usize::from(at.path)]) {
+    if !may_make_prefix(site, call.arguments[usize::from(at.path)], at) {
         return None;
     }
     let path = path_into_mount(site, call, at)?.into_bytes();
@@ -377,8 +364,7 @@ pub fn resolve(call: &Call, argument: PathArgument) -> Result<ResolvedPath, Errn
     let site = site().ok_or(Errno(libc::EIO))?;
     let dir = argument.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let address = call.arguments[usize::from(argument.path)];
-    let may_be_null = matches!(call.number as i64, libc::SYS_newfstatat | libc::SYS_statx);
-    if address == 0 && argument.empty && may_be_null && dir != libc::AT_FDCWD {
+    if address == 0 && argument.empty && argument.null && dir != libc::AT_FDCWD {
         return descriptors::get(dir).map(ResolvedPath::Open);
     }
     let path = memory::read_string(address, PATH_BYTES_MAX)?;
@@ -570,12 +556,7 @@ pub fn path_into_mount(site: &Site, call: &Call, at: PathArgument) -> Option<CSt
     if by_text == Some(false) && !meets_link(dir, path) {
         return None;
     }
-    let itself = match call.number as i64 {
-        libc::SYS_open => call.int(1) & libc::O_NOFOLLOW != 0,
-        libc::SYS_openat => call.int(2) & libc::O_NOFOLLOW != 0,
-        _ => false,
-    };
-    let Walked::Mount(rest) = walk(&whole, at.follow && !itself).ok()? else { return None };
+    let Walked::Mount(rest) = walk(&whole, at.follows(call)).ok()? else { return None };
     CString::new([site.prefix.as_slice(), b"/", &rest].concat()).ok()
 }
 

@@ -15,17 +15,24 @@ pub struct PathArgument {
     pub path: u8,
     /// A symbolic link at the path's end is followed. Calls that decide this by a flag change the field themselves.
     pub follow: bool,
-    /// An empty path, or a null pointer, can stand for the descriptor itself. Calls with `AT_EMPTY_PATH` check that
-    /// flag.
+    /// Argument with flags of `open`, of which `O_NOFOLLOW` leaves the link at the path's end unfollowed.
+    pub open_flags: Option<u8>,
+    /// An empty path can stand for the descriptor itself. Calls with `AT_EMPTY_PATH` check that flag.
     pub empty: bool,
+    /// A null pointer counts as an empty path.
+    pub null: bool,
+    /// A path of a call that makes a name.
+    pub makes: bool,
 }
 
-const fn path(path: u8) -> PathArgument {
-    PathArgument { dir: None, path, follow: true, empty: false }
+/// A path that starts from the root or from the working directory.
+pub const fn path(path: u8) -> PathArgument {
+    PathArgument { dir: None, path, follow: true, open_flags: None, empty: false, null: false, makes: false }
 }
 
-const fn at(dir: u8, path: u8) -> PathArgument {
-    PathArgument { dir: Some(dir), path, follow: true, empty: false }
+/// A path that can start from a directory descriptor.
+pub const fn at(dir: u8, file: u8) -> PathArgument {
+    PathArgument { dir: Some(dir), ..path(file) }
 }
 
 impl PathArgument {
@@ -36,6 +43,26 @@ impl PathArgument {
 
     const fn or_file(self) -> Self {
         Self { empty: true, ..self }
+    }
+
+    /// The same if a null pointer counts as an empty path.
+    pub const fn or_null(self) -> Self {
+        Self { null: true, ..self }
+    }
+
+    const fn opened_by(self, open_flags: u8) -> Self {
+        Self { open_flags: Some(open_flags), ..self }
+    }
+
+    /// The same in a call that makes a name.
+    pub const fn makes(self) -> Self {
+        Self { makes: true, ..self }
+    }
+
+    /// Whether a call follows a symbolic link at the path's end, as far as the table says it.
+    pub fn follows(self, call: &Call) -> bool {
+        let flags = self.open_flags.map_or(0, |argument| call.int(usize::from(argument)));
+        self.follow && flags & libc::O_NOFOLLOW == 0
     }
 }
 
@@ -93,7 +120,7 @@ const ABSENT: &str = "the kernel answers ENOSYS";
 pub static ROWS: &[Row] = &[
     row(0, "read", File(0, data::read)),
     row(1, "write", File(0, data::write)),
-    row(2, "open", Paths(const { &[path(0)] }, opens::open)),
+    row(2, "open", Paths(const { &[path(0).opened_by(1)] }, opens::open)),
     row(3, "close", File(0, numbers::close)),
     row(4, "stat", Paths(const { &[path(0)] }, status::stat)),
     row(5, "fstat", File(0, status::fstat)),
@@ -173,13 +200,13 @@ pub static ROWS: &[Row] = &[
     row(79, "getcwd", Always(directory::getcwd)),
     row(80, "chdir", Always(directory::chdir)),
     row(81, "fchdir", Always(directory::fchdir)),
-    row(82, "rename", Paths(const { &[path(0).itself(), path(1).itself()] }, names::rename)),
-    row(83, "mkdir", Paths(const { &[path(0).itself()] }, names::mkdir)),
+    row(82, "rename", Paths(const { &[path(0).itself().makes(), path(1).itself().makes()] }, names::rename)),
+    row(83, "mkdir", Paths(const { &[path(0).itself().makes()] }, names::mkdir)),
     row(84, "rmdir", Paths(const { &[path(0).itself()] }, names::rmdir)),
     row(85, "creat", Paths(const { &[path(0)] }, opens::creat)),
-    row(86, "link", Paths(const { &[path(0).itself(), path(1).itself()] }, names::link)),
+    row(86, "link", Paths(const { &[path(0).itself().makes(), path(1).itself().makes()] }, names::link)),
     row(87, "unlink", Paths(const { &[path(0).itself()] }, names::unlink)),
-    row(88, "symlink", Paths(const { &[path(1).itself()] }, names::symlink)),
+    row(88, "symlink", Paths(const { &[path(1).itself().makes()] }, names::symlink)),
     row(89, "readlink", Paths(const { &[path(0).itself()] }, names::readlink)),
     row(90, "chmod", Paths(const { &[path(0)] }, status::chmod)),
     row(91, "fchmod", File(0, status::fchmod)),
@@ -224,7 +251,7 @@ pub static ROWS: &[Row] = &[
     row(130, "rt_sigsuspend", Passes(SIGNALS)),
     row(131, "sigaltstack", Passes(SIGNALS)),
     row(132, "utime", Paths(const { &[path(0)] }, status::utime)),
-    row(133, "mknod", Paths(const { &[path(0).itself()] }, names::mknod)),
+    row(133, "mknod", Paths(const { &[path(0).itself().makes()] }, names::mknod)),
     row(134, "uselib", Passes(ABSENT)),
     row(135, "personality", Passes(PROCESSES)),
     row(136, "ustat", Passes(SYSTEM)),
@@ -348,16 +375,16 @@ pub static ROWS: &[Row] = &[
     row(254, "inotify_add_watch", Paths(const { &[path(1)] }, refused::no_watch)),
     row(255, "inotify_rm_watch", Passes(OTHER_FILES)),
     row(256, "migrate_pages", Passes(MEMORY)),
-    row(257, "openat", Paths(const { &[at(0, 1)] }, opens::openat)),
-    row(258, "mkdirat", Paths(const { &[at(0, 1).itself()] }, names::mkdirat)),
-    row(259, "mknodat", Paths(const { &[at(0, 1).itself()] }, names::mknodat)),
+    row(257, "openat", Paths(const { &[at(0, 1).opened_by(2)] }, opens::openat)),
+    row(258, "mkdirat", Paths(const { &[at(0, 1).itself().makes()] }, names::mkdirat)),
+    row(259, "mknodat", Paths(const { &[at(0, 1).itself().makes()] }, names::mknodat)),
     row(260, "fchownat", Paths(const { &[at(0, 1).or_file()] }, status::fchownat)),
     row(261, "futimesat", Paths(const { &[at(0, 1).or_file()] }, status::futimesat)),
-    row(262, "newfstatat", Paths(const { &[at(0, 1).or_file()] }, status::newfstatat)),
+    row(262, "newfstatat", Paths(const { &[at(0, 1).or_file().or_null()] }, status::newfstatat)),
     row(263, "unlinkat", Paths(const { &[at(0, 1).itself()] }, names::unlinkat)),
-    row(264, "renameat", Paths(const { &[at(0, 1).itself(), at(2, 3).itself()] }, names::renameat)),
-    row(265, "linkat", Paths(const { &[at(0, 1).itself().or_file(), at(2, 3).itself()] }, names::linkat)),
-    row(266, "symlinkat", Paths(const { &[at(1, 2).itself()] }, names::symlinkat)),
+    row(264, "renameat", Paths(const { &[at(0, 1).itself().makes(), at(2, 3).itself().makes()] }, names::renameat)),
+    row(265, "linkat", Paths(const { &[at(0, 1).itself().or_file().makes(), at(2, 3).itself().makes()] }, names::linkat)),
+    row(266, "symlinkat", Paths(const { &[at(1, 2).itself().makes()] }, names::symlinkat)),
     row(267, "readlinkat", Paths(const { &[at(0, 1).itself()] }, names::readlinkat)),
     row(268, "fchmodat", Paths(const { &[at(0, 1)] }, status::fchmodat)),
     row(269, "faccessat", Paths(const { &[at(0, 1)] }, status::faccessat)),
@@ -407,7 +434,7 @@ pub static ROWS: &[Row] = &[
     row(313, "finit_module", File(0, refused::invalid)),
     row(314, "sched_setattr", Passes(PROCESSES)),
     row(315, "sched_getattr", Passes(PROCESSES)),
-    row(316, "renameat2", Paths(const { &[at(0, 1).itself(), at(2, 3).itself()] }, names::renameat2)),
+    row(316, "renameat2", Paths(const { &[at(0, 1).itself().makes(), at(2, 3).itself().makes()] }, names::renameat2)),
     row(317, "seccomp", Passes(PROCESSES)),
     row(318, "getrandom", Passes(SYSTEM)),
     row(319, "memfd_create", Passes(MEMORY)),
@@ -423,7 +450,7 @@ pub static ROWS: &[Row] = &[
     row(329, "pkey_mprotect", Always(process::protect)),
     row(330, "pkey_alloc", Passes(MEMORY)),
     row(331, "pkey_free", Passes(MEMORY)),
-    row(332, "statx", Paths(const { &[at(0, 1).or_file()] }, status::statx)),
+    row(332, "statx", Paths(const { &[at(0, 1).or_file().or_null()] }, status::statx)),
     row(333, "io_pgetevents", Passes(OTHER_FILES)),
     row(334, "rseq", Passes(PROCESSES)),
     row(335, "uretprobe", Passes(PROCESSES)),

@@ -7,10 +7,10 @@ use crate::mount::{Errno, Target};
 use crate::paths::{self, ResolvedPath};
 use crate::raw;
 use crate::start::site;
-use crate::table::PathArgument;
+use crate::table::{self, PathArgument};
 use crate::{descriptors, descriptors::DescriptionRef};
 
-const HERE: PathArgument = PathArgument { dir: None, path: 0, follow: true, empty: false };
+const HERE: PathArgument = table::path(0);
 
 /// `getcwd`
 pub fn getcwd(call: &Call) -> Answer {

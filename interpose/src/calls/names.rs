@@ -7,15 +7,7 @@ use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, MountPath, New, Target};
 use crate::paths::{self, PATH_BYTES_MAX};
-use crate::table::PathArgument;
-
-const fn path(path: u8) -> PathArgument {
-    PathArgument { dir: None, path, follow: true, empty: false }
-}
-
-const fn at(dir: u8, path: u8) -> PathArgument {
-    PathArgument { dir: Some(dir), path, follow: true, empty: false }
-}
+use crate::table::{PathArgument, at, path};
 
 fn no_file() -> Errno {
     Errno(libc::ENOENT)
@@ -23,7 +15,7 @@ fn no_file() -> Errno {
 
 /// Creates an object at a path of the call.
 fn make(call: &Call, argument: PathArgument, new: New<'_>) -> Answer {
-    paths::serve(call, argument.itself(), |target| {
+    paths::serve(call, argument.itself().makes(), |target| {
         let Target::Named(place, _) = target else { return Err(Errno(libc::EEXIST)) };
         mount().make(place, new).map(|()| 0)
     })
@@ -83,7 +75,7 @@ pub fn symlinkat(call: &Call) -> Answer {
 }
 
 fn link_paths(call: &Call, from: PathArgument, to: PathArgument) -> Answer {
-    let to = to.itself();
+    let (from, to) = (from.makes(), to.itself().makes());
     match paths::serve_two(call, from, to, |from, to| mount().link(from, to).map(|()| 0)) {
         Err(Refusal::Errno(errno)) => Err(two_paths::link_error(call, from, to, errno).into()),
         linked => linked,
@@ -121,7 +113,8 @@ fn rename_paths(call: &Call, from: PathArgument, to: PathArgument, flags: u32) -
     if flags & !KNOWN != 0 || exchanges && flags & !libc::RENAME_EXCHANGE != 0 {
         return Err(Errno(libc::EINVAL).into());
     }
-    let renamed = paths::serve_two(call, from.itself(), to.itself(), |from, to| {
+    let (from, to) = (from.itself().makes(), to.itself().makes());
+    let renamed = paths::serve_two(call, from, to, |from, to| {
         let Target::Named(from, _) = from else { return Err(Errno(libc::EBUSY)) };
         mount().rename(from, to, flags).map(|()| 0)
     });

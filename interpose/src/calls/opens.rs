@@ -7,7 +7,7 @@ use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, Handle, MountPath, Target};
 use crate::paths;
-use crate::table::PathArgument;
+use crate::table::{PathArgument, at, path};
 use crate::{raw, real, tell};
 
 /// Flags that `openat2` knows. `O_LARGEFILE` is the kernel's own; in the C library it is 0.
@@ -42,14 +42,6 @@ const KNOWN_RESTRICTIONS: u64 = CONFINED
 /// Bytes of the structure of `openat2`: of its first version, and at most.
 const HOW_BYTES: usize = 24;
 const HOW_BYTES_MAX: u64 = 4096;
-
-const fn path(path: u8) -> PathArgument {
-    PathArgument { dir: None, path, follow: true, empty: false }
-}
-
-const fn at(dir: u8, path: u8) -> PathArgument {
-    PathArgument { dir: Some(dir), path, follow: true, empty: false }
-}
 
 /// The request: the structure of `openat2`.
 #[derive(Clone, Copy)]

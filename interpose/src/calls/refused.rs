@@ -6,7 +6,7 @@ use crate::dispatch::{Answer, Call};
 use crate::mount::Errno;
 use crate::paths;
 use crate::raw;
-use crate::table::PathArgument;
+use crate::table::{self, PathArgument};
 
 const fn refuse(number: i32) -> Answer {
     Err(crate::dispatch::Refusal::Errno(Errno(number)))
@@ -87,7 +87,7 @@ pub fn no_watch(call: &Call) -> Answer {
         _ => {}
     }
     let follow = mask as u32 & libc::IN_DONT_FOLLOW == 0;
-    let path = PathArgument { dir: None, path: 1, follow, empty: false };
+    let path = PathArgument { follow, ..table::path(1) };
     paths::serve(call, path, |target| {
         let mode = u32::from(mount().attributes(target)?.stx_mode);
         if mask as u32 & libc::IN_ONLYDIR != 0 && mode & libc::S_IFMT != libc::S_IFDIR {

@@ -7,7 +7,7 @@ use crate::local::local;
 use crate::memory;
 use crate::mount::Errno;
 use crate::paths::{self, ResolvedPath};
-use crate::table::PathArgument;
+use crate::table;
 use crate::{raw, tell};
 use std::ffi::CString;
 
@@ -55,7 +55,7 @@ pub fn name_socket(call: &Call) -> Answer {
     // An empty path is an abstract or missing name.
     let path = CString::new(path).unwrap_or_default();
     let named = Call { number: call.number, arguments: [0, path.as_ptr() as u64, 0, 0, 0, 0] };
-    let argument = PathArgument { dir: None, path: 1, follow: true, empty: false };
+    let argument = table::path(1);
     if path.is_empty() || !paths::concern(&named, argument) {
         return Err(Refusal::Pass);
     }

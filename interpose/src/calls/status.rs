@@ -6,20 +6,16 @@ use crate::dispatch::{Answer, Call};
 use crate::memory;
 use crate::mount::{Change, Errno, Target};
 use crate::paths;
-use crate::table::PathArgument;
+use crate::table::{self, PathArgument, path};
 
 /// Linux's XATTR_SIZE_MAX and XATTR_NAME_MAX with a NUL.
 const XATTR_BYTES_MAX: u64 = 65536;
 const XATTR_NAME_BYTES_MAX: usize = 256;
 
-const fn path(path: u8) -> PathArgument {
-    PathArgument { dir: None, path, follow: true, empty: false }
-}
-
 /// An argument whose flags decide about links and an empty path.
 fn at(dir: u8, path: u8, flags: i32) -> PathArgument {
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-    PathArgument { dir: Some(dir), path, follow, empty: flags & libc::AT_EMPTY_PATH != 0 }
+    PathArgument { follow, empty: flags & libc::AT_EMPTY_PATH != 0, ..table::at(dir, path) }
 }
 
 fn only(flags: i32, known: i32) -> Result<(), Errno> {
@@ -76,7 +72,7 @@ pub fn fstat(call: &Call) -> Answer {
 pub fn newfstatat(call: &Call) -> Answer {
     let flags = call.int(3);
     only(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT)?;
-    stat_path(call, at(0, 1, flags), call.arguments[2])
+    stat_path(call, at(0, 1, flags).or_null(), call.arguments[2])
 }
 
 /// Bits of the mask of `statx` that Linux reserves.
@@ -90,7 +86,7 @@ pub fn statx(call: &Call) -> Answer {
     if flags & SYNC == SYNC || call.arguments[3] as u32 & STATX_RESERVED != 0 {
         return Err(Errno(libc::EINVAL).into());
     }
-    paths::serve(call, at(0, 1, call.int(2)), |target| {
+    paths::serve(call, at(0, 1, call.int(2)).or_null(), |target| {
         memory::write_value(call.arguments[4], &mount().attributes(target)?).map(|()| 0)
     })
 }
