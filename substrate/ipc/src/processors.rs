@@ -45,8 +45,11 @@ impl Processors {
     /// A side begins to wait. Returns whether the other side has this thread's processor.
     pub fn enter(&self, host: &dyn Host, side: Side) -> bool {
         let own = host.processor().map_or(0, |number| number.wrapping_add(1));
-        // Relaxed: hints that order nothing.
-        self.0[side as usize].store(own, Ordering::Relaxed);
+        // Relaxed: hints that order nothing. Stored only when it changes: both words are on one cache line.
+        let word = &self.0[side as usize];
+        if word.load(Ordering::Relaxed) != own {
+            word.store(own, Ordering::Relaxed);
+        }
         own != 0 && self.0[side.other() as usize].load(Ordering::Relaxed) == own
     }
 

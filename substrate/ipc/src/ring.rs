@@ -1,10 +1,9 @@
 //! Request ring: remote calls of a LibFS to its SharedFS through shared memory.
 //!
 //! A ring is an array of slots. A client thread fills a slot, submits it, rings the doorbell, and polls for the
-//! response for a bounded time before it sleeps. A server thread waits for requests in the same way. A side that has the
-//! other one's processor sleeps at once ([`crate::processors`]). Each side
-//! wakes the other only if the other's flag says that it sleeps. Requests are independent: any thread answers them,
-//! in any order.
+//! response for a bounded time before it sleeps. A server thread waits for requests in the same way. A side that has
+//! the other one's processor sleeps at once ([`crate::processors`]). Each side wakes the other only if the other's
+//! flag says that it sleeps. Requests are independent: any thread answers them, in any order.
 //!
 //! Guarantees. The server treats every byte as hostile: it copies a message out once and then checks the copy, and
 //! it keeps in its own memory which slots it is serving and where each message lies. A client that dies in any

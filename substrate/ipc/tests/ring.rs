@@ -131,9 +131,11 @@ impl Host for Placed {
 }
 
 /// The sleeps of client and server during a call, and while the server waits for the next one, if each is on the given processor
-/// and would poll for longer than the test lasts.
+/// and would poll for a long time. A server that sleeps is on no known processor.
 fn sleeps_on(client_at: u32, server_at: u32) -> (u32, u32) {
-    const POLL_NS: u32 = 2_000_000_000;
+    const POLL_NS: u32 = 4_000_000_000;
+    /// Place of the word with the server's processor in the ring's memory.
+    const SERVER_PROCESSOR: usize = 3 * 64 + 4;
     let bytes = TINY.bytes().unwrap();
     let descriptor = create(c"ring", bytes).unwrap();
     let map = || Mapping::new(&descriptor, bytes, Access::Write).unwrap();
@@ -148,12 +150,16 @@ fn sleeps_on(client_at: u32, server_at: u32) -> (u32, u32) {
             // The client sleeps at once, or polls for as long as this.
             Placed::wait_for(&client_host.sleeps, Duration::from_millis(200));
             server.respond(taken, 0, b"answered").unwrap();
-            server.next(after(Duration::from_millis(100))).unwrap_err()
+            server.next(None).unwrap_err()
         });
         // The server polls: it has written down its processor before it reads the clock.
         Placed::wait_for(&server_host.clock, Duration::from_secs(30));
         assert_eq!(client.call(&call(1, b"question"), None).unwrap().body, b"answered");
-        assert_eq!(serving.join().unwrap(), Error::TimedOut);
+        Placed::wait_for(&server_host.sleeps, Duration::from_millis(200));
+        let processor = map().words::<Word>(SERVER_PROCESSOR, 1).unwrap()[0].load(Ordering::SeqCst);
+        assert_eq!(processor, if server_host.sleeps() > 0 { 0 } else { server_at + 1 });
+        server.close();
+        assert_eq!(serving.join().unwrap(), Error::Disconnected);
     });
     (client_host.sleeps(), server_host.sleeps())
 }
