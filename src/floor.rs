@@ -7,6 +7,7 @@
 //! then sleeps; program and head sleep at once if they have the same processor.
 
 use crate::error::{Error, Result};
+use crate::placement::{Placement, hold};
 use crate::say;
 use format::checksum::{self, Salt};
 use format::{Epoch, NodeId};
@@ -14,6 +15,7 @@ use ipc::shared::PAGE_BYTES;
 use ipc::sync::Ordering;
 use ipc::{Access, Descriptor, Host, Mapping, Processors, Side, Spin, SystemHost, Time, Word, Words};
 use pmem::{Medium, Region};
+use rustix::process::Pid;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -196,6 +198,18 @@ impl Floor {
             "" => Err(told(format_args!("its {name} did not begin"))),
             said => Ok(said.to_owned()),
         }
+    }
+
+    /// Keeps the two other processes on their processors.
+    ///
+    /// # Errors
+    /// A process is gone, or the kernel refuses.
+    pub fn hold(&self, placement: &Placement) -> Result<()> {
+        // In the order in which they were started.
+        for (party, processor) in self.parties.iter().zip([placement.copy, placement.head]) {
+            hold(Some(Pid::from_child(party)), processor)?;
+        }
+        Ok(())
     }
 
     /// One round: the bytes are stored here and at the replica.

@@ -17,6 +17,7 @@ mod mapped;
 mod measure;
 mod mountpoint;
 mod operations;
+mod placement;
 mod presence;
 mod process;
 mod program;

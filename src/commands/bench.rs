@@ -154,7 +154,9 @@ pub(super) fn measure(arguments: &Measure) -> Result<ExitCode> {
         }
         "syncs" => {
             let beside = arguments.beside.as_deref().unwrap_or(scratch);
-            serde_json::to_string(&syncs::measure([tree, scratch, beside], arguments.count as usize)?)
+            let folders = [tree, scratch, beside];
+            let rows = syncs::measure(folders, arguments.count as usize, &arguments.daemons)?;
+            serde_json::to_string(&rows)
         }
         "folder" | "sustained" => serde_json::to_string(&sustained::measure(arguments)?),
         _ => {

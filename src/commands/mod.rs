@@ -445,6 +445,9 @@ struct Measure {
     /// The row of a sustained load
     #[arg(long)]
     row: Option<String>,
+    /// Processes of the daemons of head and copy
+    #[arg(long = "daemon")]
+    daemons: Vec<i32>,
 }
 
 /// Does what was asked, and says on standard error why it could not.

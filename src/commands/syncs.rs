@@ -1,9 +1,10 @@
 //! `hearth bench latency --nodes`: a write and its fsync on several nodes, beside its floor.
 
-use super::bench::{self, folder_beside, line, print_json, ratio, us, with_cluster};
+use super::bench::{self, Measuring, folder_beside, line, print_json, ratio, us, with_cluster};
 use super::{FloorProcess, Latency};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::floor;
+use crate::process::Process;
 use crate::say;
 use crate::syncs::{SyncRow, Times};
 use std::ffi::OsStr;
@@ -18,7 +19,10 @@ pub(super) fn latency(arguments: &Latency) -> Result<ExitCode> {
     let beside = folder_beside(arguments.beside.as_deref())?;
     let (medium, count) = (arguments.bench.medium, arguments.count.to_string());
     let rows: Vec<SyncRow> = with_cluster((medium, nodes), CAPACITY_MIB, |measuring| {
-        let rest = [OsStr::new("--beside"), beside.as_os_str(), OsStr::new("--count"), OsStr::new(&count)];
+        let mut rest =
+            vec![OsStr::new("--beside"), beside.as_os_str(), OsStr::new("--count"), OsStr::new(&count)];
+        let daemons = daemons(measuring)?;
+        daemons.iter().for_each(|daemon| rest.extend([OsStr::new("--daemon"), OsStr::new(daemon)]));
         measuring.part("syncs", &rest)
     })?;
     if arguments.bench.json {
@@ -27,6 +31,17 @@ pub(super) fn latency(arguments: &Latency) -> Result<ExitCode> {
         print(arguments, &beside, &rows);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Processes of the daemons, that of the head first.
+fn daemons(measuring: &Measuring<'_>) -> Result<Vec<String>> {
+    let (cluster, head) = (measuring.cluster, measuring.node);
+    let others = cluster.settings.nodes.iter().filter(|node| node.number != head.number);
+    let daemons = std::iter::once(head).chain(others).map(|node| {
+        let daemon = Process::load(&cluster.pid_file(node));
+        daemon.map(|daemon| daemon.pid().to_string()).ok_or_else(|| Error::new("a daemon has ended"))
+    });
+    daemons.collect()
 }
 
 fn print(arguments: &Latency, beside: &Path, rows: &[SyncRow]) {
@@ -49,6 +64,18 @@ fn print(arguments: &Latency, beside: &Path, rows: &[SyncRow]) {
     };
     table("median", &|times| times.p50_ns);
     table("99 of 100", &|times| times.p99_ns);
+    say::line("");
+    say::line(
+        "Medians by the processors of program, head and copy, which are the same for Hearth and the floor:",
+    );
+    line(&["bytes", "processors", "hearth", "floor", "ratio"].map(String::from));
+    for row in rows {
+        for placed in &row.placements {
+            let processors = placed.processors.map(|processor| processor.to_string()).join(" ");
+            let (hearth, floor) = (placed.hearth_ns, placed.floor_ns);
+            line(&[row.bytes.to_string(), processors, us(hearth), us(floor), ratio(hearth, floor)]);
+        }
+    }
 }
 
 /// `hearth floor`: a process of the floor.
