@@ -65,6 +65,8 @@ pub struct Receiver {
     /// Key of the life at the end.
     key: [u8; 16],
     logs: BTreeMap<(LogUid, Incarnation), MirroredLog>,
+    /// Files of logs that came since they were last taken.
+    new_logs: Vec<Region>,
 }
 
 impl Receiver {
@@ -104,6 +106,7 @@ impl Receiver {
             contained,
             key,
             logs: BTreeMap::new(),
+            new_logs: Vec::new(),
         };
         for (log, incarnation, executed) in logs_there {
             receiver.find_log(log, incarnation, executed)?;
@@ -129,6 +132,12 @@ impl Receiver {
         let ring = (RING_START, file.ring_end());
         let stream = Stream::new(file.region().clone(), ring, end, executed);
         self.logs.insert(key, MirroredLog { stream, salt: file.salt() });
+        self.new_logs.push(file.region().clone());
+    }
+
+    /// The files of logs that were opened or made since the last call: their memory may be one that nothing has touched yet.
+    pub fn take_new_logs(&mut self) -> Vec<Region> {
+        std::mem::take(&mut self.new_logs)
     }
 
     /// The last synced entry of the ledger: the copy may execute entries up to it.

@@ -16,9 +16,11 @@
 mod comparing;
 mod contents;
 mod joining;
+mod touching;
 
 use self::contents::{Contents, mark_of, open_contents, remove_files};
 use self::joining::Joining;
+use self::touching::Untouched;
 use crate::config::Config;
 use crate::daemon::{Daemon, lock_pool};
 use crate::error::Error;
@@ -104,6 +106,7 @@ struct Inner {
     /// The connection over which the tree is compared with that of a head.
     comparing: Lock<Option<Connection>>,
     failure: Lock<Option<String>>,
+    untouched: Untouched,
     /// The last entry that is synced.
     synced: LongWord,
     /// The last entry that was executed, and the life of the chain there.
@@ -138,6 +141,7 @@ impl Standby {
             head: Lock::new(host.clone(), HeadLink::default()),
             comparing: Lock::new(host.clone(), None),
             failure: Lock::new(host.clone(), None),
+            untouched: Untouched::new(Lock::new(host.clone(), Vec::new())),
             synced,
             executed: LongWord::new(place.sequence.get()),
             life: Word::new(place.life.get()),
@@ -155,16 +159,28 @@ impl Standby {
         })))
     }
 
-    /// Starts the thread that executes what arrives.
+    /// Starts the threads that execute what arrives, and that touch the memory of new logs.
     ///
     /// # Errors
     /// `Ipc`.
     pub fn start(&self) -> Result<(), Error> {
+        if self.0.touches() {
+            self.spawn("touch", Inner::touch_all)?;
+        }
+        self.spawn("execute", Inner::execute_all)
+    }
+
+    /// Starts a thread for whose end [`Self::end_following`] waits.
+    fn spawn(&self, name: &str, run: fn(&Inner)) -> Result<(), Error> {
         let inner = self.0.clone();
         inner.threads.fetch_add(1, Ordering::Relaxed);
-        let spawned = self.0.host.spawn("execute", Box::new(move || inner.execute_all()));
+        let body = move || {
+            run(&inner);
+            inner.thread_ended();
+        };
+        let spawned = self.0.host.spawn(name, Box::new(body));
         if spawned.is_err() {
-            self.0.threads.fetch_add(u32::MAX, Ordering::Relaxed);
+            self.0.thread_ended();
         }
         spawned?;
         Ok(())
@@ -285,7 +301,9 @@ impl Standby {
         if let Ok(Stepped::Synced) = &stepped {
             inner.announce(receiver);
         }
+        let new_logs = receiver.take_new_logs();
         drop(receiving);
+        inner.touch_later(new_logs);
         if let Err(mirror::Error::Media(error)) = &stepped {
             inner.fail(&Error::Media(*error));
         }
@@ -358,6 +376,7 @@ impl Standby {
         // Release: pairs with the Acquire of the thread.
         self.0.ending.store(1, Ordering::Release);
         self.0.wake();
+        self.0.wake_toucher();
         loop {
             // Acquire: pairs with the Release of the thread's end.
             let running = self.0.threads.load(Ordering::Acquire);
@@ -473,6 +492,9 @@ impl Inner {
                 }
             }
         }
+    }
+
+    fn thread_ended(&self) {
         // Release: pairs with the Acquire of the thread that waits for the end.
         self.threads.fetch_add(u32::MAX, Ordering::Release);
         self.host.wake(&self.threads, WAKE_ALL);

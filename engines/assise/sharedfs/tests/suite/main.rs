@@ -43,6 +43,7 @@ mod second_copy;
 mod share;
 mod still;
 mod together;
+mod touching;
 
 #[path = "../../../area/tests/support/mod.rs"]
 mod support;
