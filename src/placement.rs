@@ -1,5 +1,5 @@
-//! The processors of the processes of a measurement. What is compared gets the same ones in the same run: on a machine with
-//! two processors, program, head and copy share them in one way or another, and how they do changes a time by half.
+//! The processors of the processes of a measurement. Processes that are compared get the same ones in the same run: on a
+//! machine with two processors, program, head and copy share them in one way or another, which changes a time by half.
 
 use crate::error::{Error, Result};
 use rustix::process::Pid;

@@ -87,6 +87,14 @@ impl Guard {
     }
 }
 
+impl Guard {
+    /// The caller has found that a part of the file is gone.
+    pub fn mark_lost(&self) {
+        self.file.lost.store(true, Ordering::SeqCst);
+        self.file.watch.lost.store(true, Ordering::SeqCst);
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
         let changing = change();

@@ -20,6 +20,7 @@ pub mod region;
 pub mod ring;
 
 mod choices;
+mod filled;
 mod fold;
 mod footprint;
 mod free;

@@ -11,6 +11,7 @@
 //! locks; of two concurrent writes to the same bytes either may win.
 
 use crate::copy::{Fault, Sink, Source};
+use crate::filled::Filled;
 use crate::fold::{self, FoldState, Folder};
 use crate::guard::{Guard, Watch};
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
@@ -44,6 +45,8 @@ enum Backing {
         guard: Option<Guard>,
         mapping: Mapping,
         file: Option<OwnedFd>,
+        /// For files in memory.
+        filled: Option<Filled>,
     },
     Recorded(RecordedFile),
 }
@@ -65,7 +68,12 @@ impl Region {
             mapping.make_piece_ready(0);
         }
         let bytes = mapping.bytes();
-        Ok(Self::new(String::new(), bytes, class, Backing::Mapped { guard: None, mapping, file: None }))
+        Ok(Self::new(
+            String::new(),
+            bytes,
+            class,
+            Backing::Mapped { guard: None, mapping, file: None, filled: None },
+        ))
     }
 
     /// Maps memory of this process, all of it at once, and keeps the descriptor for a second mapping.
@@ -105,7 +113,8 @@ impl Region {
         let mapping = Mapping::new(file.as_fd(), writable, bytes_max)?;
         let guard = watch.map(|watch| mapping.guard(watch, &name)).transpose()?;
         let bytes = mapping.bytes();
-        Ok(Self::new(name, bytes, class, Backing::Mapped { guard, mapping, file: Some(file) }))
+        let filled = (class == Class::Memory && writable).then(|| Filled::new(&file, bytes)).transpose()?;
+        Ok(Self::new(name, bytes, class, Backing::Mapped { guard, mapping, file: Some(file), filled }))
     }
 
     pub(crate) fn recorded(name: String, bytes: u64, file: RecordedFile) -> Self {
@@ -198,6 +207,37 @@ impl Region {
             Backing::Mapped { mapping, .. } => mapping.write(offset, source),
             Backing::Recorded(file) => file.write(offset, source),
         }
+    }
+
+    /// [`Region::write`] for a place to which this process has written nothing yet. In memory the kernel copies the bytes: it
+    /// takes less time than the fault of the first store to a page.
+    ///
+    /// # Panics
+    /// As [`Region::write`].
+    pub fn fill(&self, offset: u64, source: &[u8]) {
+        let Backing::Mapped { mapping, filled: Some(filled), file: Some(file), .. } = &self.0.backing else {
+            return self.write(offset, source);
+        };
+        self.0.counts.wrote(source.len());
+        let end = offset.checked_add(source.len() as u64);
+        assert!(end.is_some_and(|end| end <= self.0.bytes), "a place within the region");
+        // If the kernel does not take all, the file is gone or the machine has no memory: a store reports it.
+        let done = filled.write(file, offset, source);
+        mapping.write(offset + done as u64, &source[done..]);
+    }
+
+    /// [`Region::write`] for a place to which this process has written before, perhaps by [`Region::fill`].
+    ///
+    /// # Panics
+    /// As [`Region::write`].
+    pub fn overwrite(&self, offset: u64, source: &[u8]) {
+        if let Backing::Mapped { mapping, filled: Some(filled), .. } = &self.0.backing {
+            let range = offset..self.0.bytes.min(offset.saturating_add(source.len() as u64));
+            for piece in filled.take_unmapped(range) {
+                mapping.touch(piece.start..self.0.bytes.min(piece.end));
+            }
+        }
+        self.write(offset, source);
     }
 
     /// [`Region::write`] of whole cache lines, given as words.
@@ -318,7 +358,12 @@ impl Region {
             return Err(MediaError::Poisoned);
         }
         let synced = match &self.0.backing {
-            Backing::Mapped { guard, mapping, file } => {
+            Backing::Mapped { guard, mapping, file, filled } => {
+                if let (Some(filled), Some(file), Some(guard)) = (filled, file, guard)
+                    && filled.lacks_blocks(file)
+                {
+                    guard.mark_lost();
+                }
                 sync_mapped(self.0.class, mapping, file.as_ref()).and_then(|()| check_guard(guard))
             }
             Backing::Recorded(file) => file.sync(),

@@ -74,6 +74,19 @@ fn a_file_that_is_cut_is_lost_where_it_is_touched_and_no_other_is() {
 }
 
 #[test]
+fn a_file_that_is_cut_and_filled_again_is_lost_at_the_next_sync() {
+    on_each(|folder, medium| {
+        let tree = medium.create("tree", 8 * PAGE).unwrap();
+        tree.fill(PAGE, &[7; PAGE as usize]);
+        assert_eq!((tree.sync(), read(&tree, PAGE)), (Ok(()), Ok(7)));
+        cut(folder, "tree", 2 * PAGE);
+        tree.fill(6 * PAGE, &[7; 2 * PAGE as usize]);
+        assert_eq!(tree.sync(), Err(MediaError::Lost));
+        assert_eq!(medium.lost(|_| true), Some("tree".to_owned()));
+    });
+}
+
+#[test]
 fn many_touch_what_is_cut_while_others_come_and_go() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let medium = Medium::memory(folder.path()).unwrap().guarded().unwrap();

@@ -28,7 +28,7 @@ use zerocopy::little_endian::{I64, U16, U32, U64};
 pub struct Limits {
     /// Data blocks of all segments together.
     pub capacity_blocks: u64,
-    /// Data blocks of a segment that is made.
+    /// Data blocks of a segment that is made, at most.
     pub segment_blocks: u32,
     /// Data blocks that only what was promised room may take.
     pub reserve_blocks: u64,

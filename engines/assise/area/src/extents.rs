@@ -2,8 +2,9 @@
 
 use crate::AreaError;
 use crate::batch::{Batch, Need, Pending};
+use crate::segment::Run;
 use crate::snapshot::read_as_is;
-use crate::space::{Run, Space};
+use crate::space::Space;
 use crate::stored::{Contents, StoredExtent};
 use crate::view::Extent;
 use format::checksum::{self, Salt};

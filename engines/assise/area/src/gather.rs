@@ -15,7 +15,7 @@ use crate::batch::{Applied, Applying, Batch, Need};
 use crate::contents::{blocks_touched, end_of, grow};
 use crate::extents::write_page;
 use crate::merge::StoredBlock;
-use crate::space::Run;
+use crate::segment::Run;
 use format::checksum::{self, Salt};
 use format::node::InodeItem;
 use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId};

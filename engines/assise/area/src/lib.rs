@@ -34,6 +34,7 @@ mod names;
 mod node;
 mod pin;
 mod runs;
+mod segment;
 mod segment_file;
 mod snapshot;
 mod space;

@@ -10,7 +10,7 @@
 
 use crate::AreaError;
 use crate::batch::{Batch, Need};
-use crate::space::Run;
+use crate::segment::Run;
 use crate::stored::{Contents, StoredExtent, adjacent, list_head};
 use format::node::{
     EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, ItemKind, Key, LISTED_BLOCKS_MAX, ListedBlock, Slot,

@@ -1,6 +1,6 @@
 //! Sets of blocks of data segments, kept as bits: a batch adds and takes out blocks one by one, in any order.
 
-use crate::space::Run;
+use crate::segment::Run;
 use format::{Block, SegmentId};
 use std::collections::BTreeMap;
 

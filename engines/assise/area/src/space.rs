@@ -16,24 +16,16 @@
 
 use crate::AreaError;
 use crate::area::Limits;
+use crate::segment::{Run, Segment};
 use crate::segment_file::{SegmentFile, SegmentFiles, open_file};
-use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
 use format::{BLOCK_BYTES, Block, ChainNumber, CommitNumber, PoolUid, SegmentId};
 use pmem::alloc::{self, BlockAllocator, Fit};
-use pmem::{MediaError, Medium, Region};
+use pmem::{MediaError, Medium};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
-
-/// Blocks that lie together in a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub segment: SegmentId,
-    pub block: Block,
-    pub blocks: u32,
-}
 
 /// Data blocks that can still be taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,26 +43,8 @@ pub(crate) struct CommitStamp {
     pub time_ns: u64,
 }
 
-/// One data segment.
-pub(crate) struct Segment {
-    pub file: Arc<SegmentFile>,
-    /// Blocks that can hold data.
-    pub blocks: u32,
-    allocator: BlockAllocator,
-    /// The map's commits are counted from here.
-    base: u64,
-    /// Allocated and given up by one batch: no tree ever named them, so the batch may take them again.
-    recycled: Vec<Run>,
-    /// Behind the last allocation, where the next one should go on.
-    cursor: Option<Block>,
-    /// Writes to the file that are known to be synced.
-    synced_writes: u64,
-    /// Blocks that were written and are not noted as verified yet: an atomic change of a bit waits until the stores
-    /// before it have left the processor.
-    unnoted: Vec<(Block, u32)>,
-    /// Blocks that were written as damaged since these are kept.
-    damaged: Vec<Block>,
-}
+/// Data blocks of a user's first segment. The kernel takes a millisecond to provide them in memory.
+const FIRST_BLOCKS: u32 = 2 << 10;
 
 /// All segments.
 pub(crate) struct Space {
@@ -79,7 +53,7 @@ pub(crate) struct Space {
     segments: BTreeMap<SegmentId, Segment>,
     /// Data blocks of all segments together, at most.
     capacity_blocks: u64,
-    /// Data blocks of a new segment.
+    /// Data blocks of a segment, at most.
     segment_blocks: u32,
     /// Shared blocks that no segment of a user's own may take.
     kept: u64,
@@ -184,25 +158,12 @@ impl Space {
 
     /// Writes data into blocks that no committed tree names as written. Durable once the segment is synced.
     pub fn write(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
-        let found = self.get_mut(segment);
-        found.file.region.write(byte_of(block), bytes);
-        let blocks = bytes.len().div_ceil(BLOCK_BYTES) as u32;
-        let mut written = (block.get()..block.get() + blocks).map(Block::new);
-        if written.all(|block| found.file.is_verified(block)) {
-            return;
-        }
-        match found.unnoted.last_mut() {
-            Some((first, count)) if first.get() + *count == block.get() => *count += blocks,
-            _ => found.unnoted.push((block, blocks)),
-        }
+        self.get_mut(segment).write(block, bytes);
     }
 
     /// Writes a block of which a part was lost: readers compare it with its checksum, which it does not have.
     pub fn write_damaged(&mut self, segment: SegmentId, block: Block, bytes: &[u8]) {
-        let found = self.get_mut(segment);
-        found.file.region.write(byte_of(block), bytes);
-        found.file.clear_verified(block);
-        found.damaged.push(block);
+        self.get_mut(segment).write_damaged(block, bytes);
     }
 
     /// Owner key of a segment.
@@ -371,7 +332,7 @@ impl Space {
         if self.uncreated() == 0 {
             self.retire(|segment| segment.file.owner != owner && fits(segment));
         }
-        let blocks = self.uncreated().min(u64::from(self.segment_blocks));
+        let blocks = u64::from(self.next_blocks(owner));
         if blocks == 0 || blocks > spare {
             return Ok(None);
         }
@@ -436,9 +397,19 @@ impl Space {
             .expect("blocks are written and freed in the segment they were allocated in")
     }
 
+    /// Data blocks of the next segment for files with this key: as many as there are, so that little is made for few files, and
+    /// the batch that makes it does not wait long for the kernel.
+    fn next_blocks(&self, owner: u32) -> u32 {
+        let own = self.segments.values().filter(|segment| segment.file.owner == owner);
+        let there: u64 = own.map(|segment| u64::from(segment.blocks)).sum();
+        let first = FIRST_BLOCKS.min(self.segment_blocks);
+        let wanted = u32::try_from(there).unwrap_or(u32::MAX).clamp(first, self.segment_blocks);
+        u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(wanted)
+    }
+
     /// Makes a segment for files with this key. It is part of the pool once a commit names it.
     fn create(&mut self, owner: u32, made: CommitStamp) -> Result<(), AreaError> {
-        let blocks = u32::try_from(self.uncreated()).unwrap_or(u32::MAX).min(self.segment_blocks);
+        let blocks = self.next_blocks(owner);
         for id in std::mem::take(&mut self.leftover) {
             self.remove_file(id)?;
         }
@@ -534,61 +505,5 @@ impl Space {
             self.remove_file(id)?;
         }
         Ok(())
-    }
-}
-
-impl Segment {
-    fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
-        let file = Arc::new(SegmentFile::new(region, owner, allocator.blocks()));
-        let (recycled, cursor, synced_writes) = (Vec::new(), None, 0);
-        let (unnoted, damaged) = (Vec::new(), Vec::new());
-        Self { file, blocks, allocator, base, recycled, cursor, synced_writes, unnoted, damaged }
-    }
-
-    /// Notes which blocks hold what was written there. A block that was ever written as damaged is left to its readers.
-    fn note_verified(&mut self) {
-        for (first, count) in self.unnoted.drain(..) {
-            (first.get()..first.get() + count)
-                .map(Block::new)
-                .for_each(|block| self.file.set_verified(block));
-        }
-        self.damaged.drain(..).for_each(|block| self.file.clear_verified(block));
-    }
-
-    /// Whether there are blocks that lie together, or behind the last ones that were taken.
-    fn has_run(&self) -> bool {
-        !self.recycled.is_empty() || self.allocator.has_run(self.cursor)
-    }
-
-    fn allocate(&mut self, blocks_max: u32, fit: Fit) -> Option<(Block, u32)> {
-        if let Some(run) = self.recycled.pop() {
-            let blocks = run.blocks.min(blocks_max);
-            if blocks < run.blocks {
-                let block = Block::new(run.block.get() + blocks);
-                self.recycled.push(Run { block, blocks: run.blocks - blocks, ..run });
-            }
-            return Some((run.block, blocks));
-        }
-        let hint = if fit == Fit::Run { self.cursor } else { None };
-        let (block, blocks) = self.allocator.allocate(blocks_max, hint, fit)?;
-        self.cursor = block.get().checked_add(blocks).map(Block::new);
-        Some((block, blocks))
-    }
-
-    /// Holds nothing, and nothing that a commit to come gives up.
-    fn is_empty(&self) -> bool {
-        self.recycled.is_empty() && self.allocatable() == self.blocks
-    }
-
-    fn allocatable(&self) -> u32 {
-        let recycled: u32 = self.recycled.iter().map(|run| run.blocks).sum();
-        self.allocator.allocatable() + recycled
-    }
-
-    /// Data blocks in use.
-    fn used(&self) -> u32 {
-        let recycled: u32 = self.recycled.iter().map(|run| run.blocks).sum();
-        let before_data = self.allocator.blocks() - self.blocks;
-        self.allocator.used() - before_data - recycled
     }
 }

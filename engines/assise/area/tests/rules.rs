@@ -49,6 +49,45 @@ fn an_area_can_be_shared_by_threads() {
     shared::<Area>();
 }
 
+/// Page faults of this thread for which nothing was read.
+fn faults() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    text.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(7).unwrap().parse().unwrap()
+}
+
+/// The first store to a page of memory takes longer than all else that a batch does for a block.
+#[test]
+fn new_blocks_in_memory_cost_no_page_fault_each() {
+    const BLOCKS: u64 = 4000;
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut area = pool(&Medium::memory(folder.path()).unwrap(), 4000, roomy());
+    commit(&mut area, &[file(2, 1, "first")], 1).unwrap();
+    let steps: Vec<Step> = (0..BLOCKS).map(|block| write(2, block * 4096, block as u8, 4096)).collect();
+    let before = faults();
+    commit(&mut area, &steps, 100).unwrap();
+    let faults = faults() - before;
+    assert!(faults < BLOCKS / 4, "{faults} faults for {BLOCKS} blocks");
+}
+
+/// A pool with few files takes little memory, and no batch waits long for the kernel.
+#[test]
+fn segments_are_as_large_as_those_before_together() {
+    let recorder = Recorder::new();
+    let limits = Limits { capacity_blocks: 30_000, segment_blocks: 6000, ..Limits::default() };
+    let mut area = pool(&recorder.medium(), 4000, limits);
+    commit(&mut area, &[file(2, 1, "first")], 1).unwrap();
+    for first in (0..15_000).step_by(500) {
+        let steps: Vec<Step> = (first..first + 500).map(|block| write(2, block * 4096, 1, 4096)).collect();
+        commit(&mut area, &steps, 1000 + first).unwrap();
+    }
+    let medium = recorder.medium();
+    let names = medium.list().unwrap().into_iter().filter(|name| name.starts_with("segment-"));
+    let blocks: Vec<u64> =
+        names.map(|name| medium.open(&name).unwrap().bytes() / BLOCK_BYTES as u64).collect();
+    // Each has a header and a map.
+    assert_eq!(blocks, [2048, 2048, 4096, 6000, 6000].map(|blocks| blocks + 3));
+}
+
 #[test]
 fn a_batch_costs_what_it_touches() {
     let recorder = Recorder::new();

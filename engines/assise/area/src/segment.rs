@@ -1,0 +1,122 @@
+//! One data segment: its file, which of its blocks are taken, and which hold what this process wrote.
+
+use crate::segment_file::SegmentFile;
+use crate::store::byte_of;
+use format::{BLOCK_BYTES, Block, SegmentId};
+use pmem::Region;
+use pmem::alloc::{BlockAllocator, Fit};
+use std::sync::Arc;
+
+/// Blocks that lie together in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub segment: SegmentId,
+    pub block: Block,
+    pub blocks: u32,
+}
+
+/// One data segment.
+pub(crate) struct Segment {
+    pub file: Arc<SegmentFile>,
+    /// Blocks that can hold data.
+    pub blocks: u32,
+    pub allocator: BlockAllocator,
+    /// The map's commits are counted from here.
+    pub base: u64,
+    /// Allocated and given up by one batch: no tree ever named them, so the batch may take them again.
+    pub recycled: Vec<Run>,
+    /// Behind the last allocation, where the next one should go on.
+    pub cursor: Option<Block>,
+    /// Writes to the file that are known to be synced.
+    pub synced_writes: u64,
+    /// Blocks that were written and are not noted as verified yet: an atomic change of a bit waits until the stores
+    /// before it have left the processor.
+    unnoted: Vec<(Block, u32)>,
+    /// Blocks that were written as damaged since these are kept.
+    damaged: Vec<Block>,
+}
+
+impl Segment {
+    /// A segment whose map's commits are counted from `base`.
+    pub fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
+        let file = Arc::new(SegmentFile::new(region, owner, allocator.blocks()));
+        let (recycled, cursor, synced_writes) = (Vec::new(), None, 0);
+        let (unnoted, damaged) = (Vec::new(), Vec::new());
+        Self { file, blocks, allocator, base, recycled, cursor, synced_writes, unnoted, damaged }
+    }
+
+    /// Writes data into blocks that no committed tree names as written.
+    pub fn write(&mut self, block: Block, bytes: &[u8]) {
+        let blocks = bytes.len().div_ceil(BLOCK_BYTES) as u32;
+        let written = || (block.get()..block.get() + blocks).map(Block::new);
+        // A block that is verified was written or read by this process.
+        if written().any(|block| self.file.is_verified(block)) {
+            self.file.region.overwrite(byte_of(block), bytes);
+        } else {
+            self.file.region.fill(byte_of(block), bytes);
+        }
+        if written().all(|block| self.file.is_verified(block)) {
+            return;
+        }
+        match self.unnoted.last_mut() {
+            Some((first, count)) if first.get() + *count == block.get() => *count += blocks,
+            _ => self.unnoted.push((block, blocks)),
+        }
+    }
+
+    /// Writes a block of which a part was lost: readers compare it with its checksum, which it does not have.
+    pub fn write_damaged(&mut self, block: Block, bytes: &[u8]) {
+        self.file.region.write(byte_of(block), bytes);
+        self.file.clear_verified(block);
+        self.damaged.push(block);
+    }
+
+    /// Notes which blocks hold what was written there. A block that was ever written as damaged is left to its readers.
+    pub fn note_verified(&mut self) {
+        for (first, count) in self.unnoted.drain(..) {
+            (first.get()..first.get() + count)
+                .map(Block::new)
+                .for_each(|block| self.file.set_verified(block));
+        }
+        self.damaged.drain(..).for_each(|block| self.file.clear_verified(block));
+    }
+
+    /// Whether there are blocks that lie together, or behind the last ones that were taken.
+    pub fn has_run(&self) -> bool {
+        !self.recycled.is_empty() || self.allocator.has_run(self.cursor)
+    }
+
+    /// Takes a run of at most so many blocks.
+    pub fn allocate(&mut self, blocks_max: u32, fit: Fit) -> Option<(Block, u32)> {
+        if let Some(run) = self.recycled.pop() {
+            let blocks = run.blocks.min(blocks_max);
+            if blocks < run.blocks {
+                let block = Block::new(run.block.get() + blocks);
+                self.recycled.push(Run { block, blocks: run.blocks - blocks, ..run });
+            }
+            return Some((run.block, blocks));
+        }
+        let hint = if fit == Fit::Run { self.cursor } else { None };
+        let (block, blocks) = self.allocator.allocate(blocks_max, hint, fit)?;
+        self.cursor = block.get().checked_add(blocks).map(Block::new);
+        Some((block, blocks))
+    }
+
+    /// Holds nothing, and nothing that a commit to come gives up.
+    pub fn is_empty(&self) -> bool {
+        self.recycled.is_empty() && self.allocatable() == self.blocks
+    }
+
+    /// Data blocks that can be taken.
+    pub fn allocatable(&self) -> u32 {
+        let recycled: u32 = self.recycled.iter().map(|run| run.blocks).sum();
+        self.allocator.allocatable() + recycled
+    }
+
+    /// Data blocks in use.
+    pub fn used(&self) -> u32 {
+        let recycled: u32 = self.recycled.iter().map(|run| run.blocks).sum();
+        let before_data = self.allocator.blocks() - self.blocks;
+        self.allocator.used() - before_data - recycled
+    }
+}
