@@ -401,3 +401,23 @@ fn limits_of_the_settings_hold_from_the_next_start_on() {
     refused("lease = 1000", "unknown field `lease`");
     std::fs::write(&file, chosen).unwrap();
 }
+
+/// The kernel copies new blocks into segments, and refuses that behind a limit of the daemon's process for the size of files.
+#[test]
+fn a_daemon_with_a_limit_for_files_writes_to_those_that_are_longer() {
+    let node = Node::of_mib(64);
+    node.sh("head -c 3200000 /dev/zero > $T/first").expect_success();
+    node.hearth(&["down"]).expect_success();
+    assert!(std::fs::metadata(node.dir.path().join("node-1/pool/segment-1")).unwrap().len() > 4_000_000);
+    // In units of 1,024 bytes: logs are shorter.
+    let limit = format!("ulimit -f 2048; exec {} start --dir {}", env!("CARGO_BIN_EXE_hearth"), node.dir());
+    limited(&["bash", "-c"], &[&limit]).expect_success();
+    let daemon = || std::fs::read_to_string(node.dir.path().join("node-1/serve.pid")).unwrap();
+    let before = daemon();
+    node.sh("seq 60000 > $T/second; sync").expect_success();
+    let numbers = node.sh("cat $T/second; cat $T/first | tr -d '\\0' | wc -c").expect_success();
+    assert!(numbers.ends_with("\n60000\n0\n"), "{}", numbers.len());
+    assert_eq!(daemon(), before, "it was started again");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}

@@ -18,7 +18,7 @@ use format::{BLOCK_BYTES, InodeNumber, LogUid, PoolUid, Sequence};
 use ipc::socket::Listener;
 use ipc::{Descriptor, Host, SystemHost, Word};
 use pmem::Medium;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sharedfs::{Config, Daemon, ListenerSettings, Recovered, format_pool, reject_all};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -125,10 +125,12 @@ pub(crate) enum End {
 }
 
 pub(crate) fn forward_signals(sender: Sender<End>) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT])
+    // A file that may not be so long is an error of the call that writes it, not the end.
+    let too_large = Signal::XFSZ.as_raw();
+    let mut signals = Signals::new([SIGTERM, SIGINT, too_large])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
     let body = move || {
-        for signal in signals.forever() {
+        for signal in signals.forever().filter(|signal| *signal != too_large) {
             if sender.send(End::Signal(signal)).is_err() {
                 return;
             }

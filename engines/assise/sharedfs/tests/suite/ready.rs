@@ -11,9 +11,14 @@ fn logs(medium: &Medium) -> Vec<String> {
 }
 
 fn owner_of(medium: &Medium, log: &str) -> u32 {
+    written_owner_of(medium, log).expect("a superblock")
+}
+
+/// None while the log is being made.
+fn written_owner_of(medium: &Medium, log: &str) -> Option<u32> {
     let mut block = [0; 64];
     medium.open_read_only(log).unwrap().read(0, &mut block).unwrap();
-    Superblock::decode(&block, FileKind::Log).unwrap().owner.get()
+    Some(Superblock::decode(&block, FileKind::Log).ok()?.owner.get())
 }
 
 /// Syncs that a session's beginning waits for.
@@ -49,7 +54,7 @@ fn the_background_thread_keeps_logs_ready_and_the_end_takes_them_away() {
     daemon.start().unwrap();
     for pid in 1..4 {
         eventually("a log is ready", || {
-            logs(&medium).iter().any(|log| owner_of(&medium, log) == OWNER_DAEMON)
+            logs(&medium).iter().any(|log| written_owner_of(&medium, log) == Some(OWNER_DAEMON))
         });
         let client = Client::attach_as(&daemon, user(7), pid);
         daemon.end(client.session);
