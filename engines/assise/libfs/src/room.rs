@@ -22,7 +22,7 @@ const REFILL_GROWTH: u64 = 8;
 const PART: u64 = 8;
 /// Factor by which a log grows that was full. Each growth waits for the digest of all of the log, so a writer that does not
 /// pause waits the less, the sooner its log has its largest size. Where there is no space for it, it is halved.
-const LOG_GROWTH: u64 = 4;
+const LOG_GROWTH: u64 = 8;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
 /// enough space for it.
 const SMALL_FRAME: u64 = 16;
