@@ -38,6 +38,13 @@ struct File {
     watch: Arc<Watch>,
 }
 
+impl File {
+    fn mark_lost(&self) {
+        self.lost.store(true, Ordering::SeqCst);
+        self.watch.lost.store(true, Ordering::SeqCst);
+    }
+}
+
 impl Watch {
     /// The first lost file, of those for which `counts` is true.
     pub fn lost(&self, counts: impl Fn(&str) -> bool) -> Option<String> {
@@ -85,13 +92,10 @@ impl Guard {
         // other.
         self.file.lost.load(Ordering::SeqCst)
     }
-}
 
-impl Guard {
     /// The caller has found that a part of the file is gone.
     pub fn mark_lost(&self) {
-        self.file.lost.store(true, Ordering::SeqCst);
-        self.file.watch.lost.store(true, Ordering::SeqCst);
+        self.file.mark_lost();
     }
 }
 
@@ -202,8 +206,7 @@ fn lose(address: usize) -> bool {
     };
     // SAFETY: the mapping is being accessed, so its guard lives, and the file with it.
     let file = unsafe { &*file };
-    file.lost.store(true, Ordering::SeqCst);
-    file.watch.lost.store(true, Ordering::SeqCst);
+    file.mark_lost();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the pages are those of the guarded mapping, which lends no references and is unmapped as a whole.
