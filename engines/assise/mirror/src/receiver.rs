@@ -65,7 +65,7 @@ pub struct Receiver {
     /// Key of the life at the end.
     key: [u8; 16],
     logs: BTreeMap<(LogUid, Incarnation), MirroredLog>,
-    /// Files of logs that came since they were last taken.
+    /// Files of logs that were made since they were last taken.
     new_logs: Vec<Region>,
 }
 
@@ -132,10 +132,9 @@ impl Receiver {
         let ring = (RING_START, file.ring_end());
         let stream = Stream::new(file.region().clone(), ring, end, executed);
         self.logs.insert(key, MirroredLog { stream, salt: file.salt() });
-        self.new_logs.push(file.region().clone());
     }
 
-    /// The files of logs that were opened or made since the last call: their memory may be one that nothing has touched yet.
+    /// The files of logs that were made since the last call: their memory is untouched.
     pub fn take_new_logs(&mut self) -> Vec<Region> {
         std::mem::take(&mut self.new_logs)
     }
@@ -308,6 +307,7 @@ impl Receiver {
         let file = LogFile::create(&self.medium, self.pool, key, bytes, open.owner.get())?;
         let before = Digested { sequence: open.before, ..BEGINNING };
         self.add_log(key, &file, before, before);
+        self.new_logs.push(file.region().clone());
         Ok(())
     }
 
