@@ -522,7 +522,7 @@ fn segments(stranger: &mut Stranger) {
         let _ = stranger.call(CallKind::MapSegment, &inode_body(segment));
     }
     for bytes in [0, 1, 4096, 2 << 20, 1 << 40, u64::MAX] {
-        let request = GrowRequest { file_bytes: bytes.into() };
+        let request = GrowRequest { bytes: bytes.into() };
         let _ = stranger.call(CallKind::GrowLog, request.as_bytes());
     }
     for parcel in stranger.parcels() {

@@ -5,12 +5,12 @@ mod assise_local;
 
 use assise_local::trees::{at, process, whole_tree};
 use assise_local::{Local, Node, tiny};
-use format::call::{CallKind, GrowResponse, Status};
+use format::call::{CallKind, Status};
 use format::{InodeNumber, Name, SegmentId};
 use ipc::sync::Ordering;
 use ipc::{Host, SystemHost, Word};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
-use pmem::{ReadMapping, Region};
+use pmem::ReadMapping;
 use sharedfs::Config;
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -267,10 +267,6 @@ impl Link for Overtaken {
 
     fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
         self.link.segment(segment)
-    }
-
-    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
-        self.link.grown_log(grown)
     }
 }
 

@@ -1,12 +1,12 @@
-//! Room that is promised in parts is enough for a write that needs several of them; a larger log of which the answer
-//! is lost takes nothing with it, and one for which there is no space is smaller, or done without, or said.
+//! Room that is promised in parts is enough for a write that needs several of them; an answer about more space for a log that
+//! is lost takes nothing with it, and without more space the log goes on with what it has, or the program is told.
 
 mod assise_local;
 
 use assise_local::trees::{at, process};
 use assise_local::{Local, Node, tiny};
 use format::SegmentId;
-use format::call::{CallKind, GrowRequest, GrowResponse, Status, split};
+use format::call::{CallKind, DigestRequest, GrowRequest, Status, split};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{ReadMapping, Region};
 use sharedfs::Config;
@@ -41,6 +41,8 @@ struct Lossy {
     lost: Arc<AtomicBool>,
     /// Bytes of the largest log that was granted.
     granted: Arc<AtomicU64>,
+    /// Calls that wait for a digest.
+    waits: Arc<AtomicU64>,
 }
 
 struct LossyLink {
@@ -50,31 +52,37 @@ struct LossyLink {
     lost: Arc<AtomicBool>,
     /// Bytes of the largest log that was granted.
     granted: Arc<AtomicU64>,
+    /// Calls that wait for a digest.
+    waits: Arc<AtomicU64>,
 }
 
 impl Connector for Lossy {
     fn attach(&self, former: u64) -> Result<Attachment, Error> {
         let attachment = self.local.attach(former)?;
         let (answer, refused_above, lost) = (self.answer, self.refused_above, self.lost.clone());
-        let link =
-            LossyLink { link: attachment.link, answer, refused_above, lost, granted: self.granted.clone() };
+        let (granted, waits) = (self.granted.clone(), self.waits.clone());
+        let link = LossyLink { link: attachment.link, answer, refused_above, lost, granted, waits };
         Ok(Attachment { link: Arc::new(link), ..attachment })
     }
 }
 
 impl Link for LossyLink {
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error> {
+        if kind == CallKind::Digest {
+            let (request, _) = split::<DigestRequest>(request[0]).expect("a request of its kind");
+            self.waits.fetch_add(u64::from(request.wait.get()), Ordering::SeqCst);
+        }
         if kind != CallKind::GrowLog {
             return self.link.call(kind, request, response);
         }
         let (asked, _) = split::<GrowRequest>(request[0]).expect("a request of its kind");
-        if self.refused_above.is_some_and(|most| asked.file_bytes.get() > most) {
+        if self.refused_above.is_some_and(|most| asked.bytes.get() > most) {
             self.lost.store(true, Ordering::SeqCst);
             return self.answer.map_err(|()| Error::TimedOut);
         }
         let called = self.link.call(kind, request, response);
         if called == Ok(Status::Ok) {
-            self.granted.fetch_max(asked.file_bytes.get(), Ordering::SeqCst);
+            self.granted.fetch_max(asked.bytes.get(), Ordering::SeqCst);
         }
         if self.refused_above.is_none() && !self.lost.swap(true, Ordering::SeqCst) {
             return self.answer.map_err(|()| Error::TimedOut);
@@ -89,21 +97,23 @@ impl Link for LossyLink {
     fn lock_table(&self, session: u64) -> Result<Region, Error> {
         self.link.lock_table(session)
     }
-
-    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
-        self.link.grown_log(grown)
-    }
 }
 
-/// SharedFS reads the larger log, and the program does not know of it: its later records count all the same.
+/// The program does not know that its log has more space: it asks again.
 #[test]
 fn the_answer_to_a_larger_log_is_lost() {
     const BLOCK: usize = 4000;
     for answer in [Err(()), Ok(Status::Media)] {
         let node = Node::new(tiny());
         let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
-        let lossy =
-            Lossy { local, answer, refused_above: None, lost: Arc::default(), granted: Arc::default() };
+        let lossy = Lossy {
+            local,
+            answer,
+            refused_above: None,
+            lost: Arc::default(),
+            granted: Arc::default(),
+            waits: Arc::default(),
+        };
         let lost = lossy.lost.clone();
         let libfs =
             LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
@@ -147,6 +157,7 @@ fn there_is_no_space_for_a_larger_log() {
             refused_above: Some(0),
             lost: Arc::default(),
             granted: Arc::default(),
+            waits: Arc::default(),
         };
         let asked = lossy.lost.clone();
         let libfs =
@@ -164,7 +175,7 @@ fn there_is_no_space_for_a_larger_log() {
     }
 }
 
-/// A log that was full becomes four times as large where there is space, and twice where there is not.
+/// A log becomes larger step by step until there is no space, and goes on with what it has.
 #[test]
 fn there_is_space_for_a_log_of_twice_the_size_only() {
     const LOG_BYTES: u64 = 64 << 10;
@@ -177,6 +188,7 @@ fn there_is_space_for_a_log_of_twice_the_size_only() {
         refused_above: Some(2 * LOG_BYTES),
         lost: Arc::default(),
         granted: Arc::default(),
+        waits: Arc::default(),
     };
     let (asked, granted) = (lossy.lost.clone(), lossy.granted.clone());
     let libfs = LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
@@ -186,6 +198,38 @@ fn there_is_space_for_a_log_of_twice_the_size_only() {
         let answer = player.call(&Call::Pwrite { slot: 0, offset: number << 13, data: vec![2; 8 << 10] });
         assert_eq!(answer, Answer::Number(8 << 10));
     }
-    assert!(asked.load(Ordering::SeqCst), "more than twice the size is asked for first");
+    assert!(asked.load(Ordering::SeqCst), "more than twice the size is asked for");
     assert_eq!(granted.load(Ordering::SeqCst), 2 * LOG_BYTES);
+}
+
+/// A program that writes without a pause gets more space for its log before the log is full, and waits for no digest until the
+/// log has its largest size.
+#[test]
+fn a_log_gets_more_space_before_it_is_full() {
+    const LARGEST: u64 = 1 << 20;
+    let config = Config { log_bytes: 64 << 10, log_bytes_max: LARGEST, ..tiny() };
+    let node = Node::new(config);
+    let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+    let lossy = Lossy {
+        local,
+        answer: Ok(Status::NoSpace),
+        refused_above: Some(LARGEST),
+        lost: Arc::default(),
+        granted: Arc::default(),
+        waits: Arc::default(),
+    };
+    let (granted, waits) = (lossy.granted.clone(), lossy.waits.clone());
+    let libfs = LibFs::new(node.host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
+    let mut player = process(Arc::new(libfs), 1);
+    player.call(&Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
+    let before = waits.load(Ordering::SeqCst);
+    for number in 0..110 {
+        let answer = player.call(&Call::Pwrite { slot: 0, offset: number << 13, data: vec![2; 8 << 10] });
+        assert_eq!(answer, Answer::Number(8 << 10));
+        if number == 5 {
+            assert_eq!(granted.load(Ordering::SeqCst), 128 << 10, "while a quarter of the log is free");
+        }
+    }
+    assert_eq!(granted.load(Ordering::SeqCst), LARGEST);
+    assert_eq!(waits.load(Ordering::SeqCst), before);
 }

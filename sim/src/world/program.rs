@@ -5,12 +5,12 @@
 use super::invariants::{History, prefix, synced};
 use super::node::Life;
 use super::{World, lock};
-use format::call::{CallKind, GrowResponse, InodeRequest, Status};
+use format::call::{CallKind, InodeRequest, Status};
 use format::{InodeNumber, Name, SegmentId};
 use ipc::Host;
 use ipc::sync::Ordering;
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
-use pmem::{ReadMapping, Region};
+use pmem::ReadMapping;
 use sharedfs::Daemon;
 use std::collections::BTreeSet;
 use std::io::{IoSlice, IoSliceMut};
@@ -76,10 +76,6 @@ impl Link for LocalLink {
         let request = InodeRequest { inode, flags: U64::new(0) };
         let region = self.daemon()?.segment(self.session, request.as_bytes()).map_err(|_| Error::Refused)?;
         Ok(ReadMapping::from_region(region))
-    }
-
-    fn grown_log(&self, _grown: &GrowResponse) -> Result<Region, Error> {
-        self.daemon()?.log(self.session).map_err(|_| Error::Refused)
     }
 }
 

@@ -7,7 +7,7 @@ pub mod histories;
 pub mod operations;
 pub mod trees;
 
-use format::call::{CallKind, GrowResponse, InodeRequest, Status};
+use format::call::{CallKind, InodeRequest, Status};
 use format::session::ALIVE_OFFSET;
 use format::{PoolUid, SegmentId, Sequence};
 use ipc::{AliveWord, Host, Join, SystemHost, Time, Waited, Word};
@@ -410,9 +410,5 @@ impl Link for LocalLink {
 
     fn lock_table(&self, session: u64) -> Result<Region, Error> {
         self.daemon()?.lock_table(session).ok_or(Error::Refused)
-    }
-
-    fn grown_log(&self, _grown: &GrowResponse) -> Result<Region, Error> {
-        self.daemon()?.log(self.session).map_err(|_| Error::Refused)
     }
 }

@@ -6,7 +6,7 @@
 use crate::assise_local::trees::process;
 use crate::assise_local::{Local, Node};
 use format::SegmentId;
-use format::call::{CallKind, GrowResponse, Status};
+use format::call::{CallKind, Status};
 use ipc::Host;
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{ReadMapping, Region};
@@ -153,10 +153,6 @@ impl Link for MortalLink {
 
     fn lock_table(&self, session: u64) -> Result<Region, Error> {
         inside(|| self.0.lock_table(session))
-    }
-
-    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
-        inside(|| self.0.grown_log(grown))
     }
 }
 

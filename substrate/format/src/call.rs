@@ -5,7 +5,7 @@
 //! walks, leases, references, contents of the shared area, space, digest.
 
 use crate::DecodeError;
-use crate::ids::{Block, Incarnation, InodeNumber, LeaseVersion, LogUid, SegmentId, Sequence};
+use crate::ids::{Block, InodeNumber, LeaseVersion, SegmentId, Sequence};
 use crate::node::InodeItem;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -60,7 +60,7 @@ pub enum CallKind {
     Digest = 11,
     /// [`RefillRequest`]. Response: [`RefillResponse`].
     Refill = 12,
-    /// [`GrowRequest`]. Response: [`GrowResponse`]. All records of the log must be committed, and its lock held.
+    /// [`GrowRequest`]. No response body.
     GrowLog = 13,
     /// [`InodeRequest`] with the segment in `inode`. No response body; its descriptor follows on the socket.
     MapSegment = 14,
@@ -421,31 +421,15 @@ pub struct RefillResponse {
 
 const _: () = assert!(size_of::<RefillResponse>() == 24);
 
-/// Requests a larger log.
+/// Requests space for more of the log's file. The session may use the file up to there once the call has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GrowRequest {
-    /// Bytes of the whole log file.
-    pub file_bytes: U64,
+    /// Bytes from the start of the file.
+    pub bytes: U64,
 }
 
 const _: () = assert!(size_of::<GrowRequest>() == 8);
-
-/// The new, empty, larger file of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct GrowResponse {
-    /// The log.
-    pub log: LogUid,
-    /// Bytes of the whole log file.
-    pub file_bytes: U64,
-    /// Its new incarnation: a new salt.
-    pub incarnation: Incarnation,
-    /// Zero.
-    pub reserved: U32,
-}
-
-const _: () = assert!(size_of::<GrowResponse>() == 24);
 
 /// Sizes of the file system, in blocks of 4096 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -48,12 +48,10 @@ pub enum Kind {
     /// of their bytes since the last such entry, with the key of the life ([`crate::hash`]); 0 if the daemon serves a
     /// single node.
     Digest = 6,
-    /// The log continues after `record` in a new file; all earlier records are digested. Payload: [`RenewBody`].
-    Renew = 7,
     /// Inodes without a name that no process has open are removed. Payload: their numbers.
-    Reap = 8,
+    Reap = 7,
     /// A daemon begins to lead. Payload: [`LifeBody`]. This entry is the first one with the salt of the new life.
-    Life = 9,
+    Life = 8,
 }
 
 impl Kind {
@@ -69,9 +67,8 @@ impl Kind {
             4 => Self::End,
             5 => Self::CloseLog,
             6 => Self::Digest,
-            7 => Self::Renew,
-            8 => Self::Reap,
-            9 => Self::Life,
+            7 => Self::Reap,
+            8 => Self::Life,
             _ => return Err(DecodeError::Kind),
         })
     }
@@ -239,20 +236,6 @@ pub struct OpenLogBody {
 
 const _: () = assert!(size_of::<OpenLogBody>() == 56);
 
-/// Payload of a `Renew`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct RenewBody {
-    /// Bytes of the new file.
-    pub file_bytes: U64,
-    /// Incarnation of the log: the number of its file.
-    pub incarnation: Incarnation,
-    /// Zero.
-    pub reserved: U32,
-}
-
-const _: () = assert!(size_of::<RenewBody>() == 16);
-
 /// Payload of a `Life`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -294,7 +277,6 @@ pub enum Event<'a> {
     End { unit: Unit, version: LeaseVersion, digested: Sequence },
     CloseLog { last: Sequence },
     Digest { up_to: Sequence, hash: [u8; 8] },
-    Renew { last: Sequence, body: RenewBody },
     Reap { inodes: &'a [InodeNumber] },
     Life { body: LifeBody },
 }
@@ -338,10 +320,6 @@ impl<'a> Entry<'a> {
             Kind::End => Event::End { unit: unit_of(header)?.0, version, digested: record },
             Kind::CloseLog => Event::CloseLog { last: record },
             Kind::Digest => Event::Digest { up_to: record, hash: header.detail },
-            Kind::Renew => {
-                let body = RenewBody::read_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
-                Event::Renew { last: record, body }
-            }
             Kind::Reap => {
                 let inodes = <[InodeNumber]>::ref_from_bytes(payload).map_err(|_| DecodeError::Truncated)?;
                 if inodes.is_empty() || inodes.len() > REAP_MAX {

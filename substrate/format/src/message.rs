@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MESSAGE_MAGIC: [u8; 4] = *b"HRTH";
 
 /// Version of all state that LibFS and SharedFS share. A program with another version is rejected.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;
 
 /// Limit of body bytes in one message on the socket.
 pub const MESSAGE_BODY_MAX: usize = 4096;

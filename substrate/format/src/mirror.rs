@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub use crate::mirror_lists::{DataParts, Items};
 
 /// Version of the rules by which records are checked and applied. A copy with other rules would get another tree.
-pub const RULES: u32 = 7;
+pub const RULES: u32 = 8;
 
 /// The number that stands for the ledger where a message names a log. No log has this number.
 pub const LEDGER_STREAM: LogUid = LogUid::new(u64::MAX);

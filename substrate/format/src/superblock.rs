@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 8] = *b"HEARTHFS";
 
 /// Version of the layout of the whole pool. A program does not open a pool of another version.
-pub const POOL_VERSION: u16 = 4;
+pub const POOL_VERSION: u16 = 5;
 
 /// Kind of a pool file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -74,28 +74,20 @@ impl Mapping {
     /// Maps the pages of the file now, as large pages where the kernel can form them, so that no store waits for a page
     /// fault. Takes about half a millisecond for each megabyte, and is limited to the first [`READY_BYTES_MAX`] bytes.
     pub fn make_ready(&self) {
-        self.make_range_ready(0, self.bytes.min(READY_BYTES_MAX));
+        self.make_part_ready(0..self.bytes().min(READY_BYTES_MAX as u64));
     }
 
-    /// The same for the huge page in which a byte lies.
-    pub fn make_piece_ready(&self, offset: u64) {
-        if offset < self.bytes() {
-            let start = offset as usize / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-            self.make_range_ready(start, HUGE_PAGE_BYTES.min(self.bytes - start));
+    /// The same for a part, which begins with a page.
+    pub fn make_part_ready(&self, range: Range<u64>) {
+        let huge = HUGE_PAGE_BYTES as u64;
+        let (first, behind) = (range.start.next_multiple_of(huge), range.end / huge * huge);
+        if first < behind {
+            let bytes = (behind - first) as usize;
+            let start = self.at_writable(first, bytes);
+            // SAFETY: the range is within the mapping, and its bytes stay as they are.
+            unsafe { libc::madvise(start.cast(), bytes, libc::MADV_COLLAPSE) };
         }
-    }
-
-    /// `start` is a multiple of the size of a huge page.
-    fn make_range_ready(&self, start: usize, bytes: usize) {
-        let start = self.at_writable(start as u64, bytes).cast();
-        // SAFETY: the range is within the mapping, and its bytes stay as they are. Where the kernel cannot, the pages
-        // come as they are touched.
-        unsafe {
-            if bytes >= HUGE_PAGE_BYTES {
-                libc::madvise(start, bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, libc::MADV_COLLAPSE);
-            }
-            libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE);
-        }
+        self.touch(range);
     }
 
     /// Makes the kernel map the pages of a part of a file in memory now.

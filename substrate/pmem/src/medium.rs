@@ -2,7 +2,8 @@
 //!
 //! A file appears under its name only after its space is allocated, it reads as zeros, and both file and folder
 //! entry are durable. So a later store never finds the medium full (which would be a SIGBUS instead of an error
-//! value), and a crash during the creation leaves the name free.
+//! value), and a crash during the creation leaves the name free. Files that become full slowly get their space in steps, each
+//! before the first store there ([`Medium::create_in_steps`]).
 
 use crate::MediaError;
 use crate::guard::{self, Watch};
@@ -10,7 +11,8 @@ use crate::recorded::{RecordedLock, Recorder};
 use crate::region::Region;
 use std::ffi::{CStr, CString};
 use std::io::{ErrorKind, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -144,12 +146,21 @@ impl Medium {
     /// # Errors
     /// `Exists`, `NoSpace`, `Name`, `Length` (zero, or more than an address space), `Os`.
     pub fn create(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+        self.create_in_steps(name, bytes, bytes)
+    }
+
+    /// [`Self::create`] of a file of which only the first `reserved` bytes have space. Nothing may be written behind them
+    /// before [`Region::reserve`].
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn create_in_steps(&self, name: &str, bytes: u64, reserved: u64) -> Result<Region, MediaError> {
         check_name(name)?;
-        if bytes == 0 || i64::try_from(bytes).is_err() {
+        if reserved == 0 || reserved > bytes || i64::try_from(bytes).is_err() {
             return Err(MediaError::Length);
         }
         match &self.0 {
-            Kind::Folder(folder) => folder.create(name, bytes),
+            Kind::Folder(folder) => folder.create(name, (bytes, reserved)),
             Kind::Recorded(recorder) => recorder.create(name, bytes),
         }
     }
@@ -278,14 +289,14 @@ enum HeldLock {
 }
 
 impl Folder {
-    fn create(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+    fn create(&self, name: &str, (bytes, reserved): (u64, u64)) -> Result<Region, MediaError> {
         let unfinished = c_string(&format!("{UNFINISHED_PREFIX}{name}"))?;
         let finished = c_string(name)?;
         self.unlink(&unfinished)
             .or_else(|error| if error == MediaError::NotFound { Ok(()) } else { Err(error) })?;
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
         let file = self.open_at(&unfinished, flags)?;
-        let made = self.fill_and_name(&file, bytes, &unfinished, &finished);
+        let made = self.fill_and_name(&file, (bytes, reserved), &unfinished, &finished);
         if made.is_err() {
             // The first error is the one that matters; the next lock removes a leftover.
             let _ = self.unlink(&unfinished);
@@ -297,7 +308,7 @@ impl Folder {
     fn create_transient(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
         let path = c_string(name)?;
         let file = self.open_at(&path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
-        let made = allocate(&file, bytes).and_then(|()| {
+        let made = allocate(&file, (bytes, bytes)).and_then(|()| {
             Region::mapped(name.to_owned(), file, self.class, (true, bytes), self.watch.as_ref())
         });
         if made.is_err() {
@@ -310,11 +321,11 @@ impl Folder {
     fn fill_and_name(
         &self,
         file: &OwnedFd,
-        bytes: u64,
+        (bytes, reserved): (u64, u64),
         unfinished: &CStr,
         finished: &CStr,
     ) -> Result<(), MediaError> {
-        allocate(file, bytes)?;
+        allocate(file, (bytes, reserved))?;
         sync(file)?;
         let folder = self.descriptor.as_raw_fd();
         // SAFETY: the folder is open and both names end with zero.
@@ -409,15 +420,30 @@ impl Folder {
     }
 }
 
-/// Sets the length of a new file and allocates its space.
-fn allocate(file: &OwnedFd, bytes: u64) -> Result<(), MediaError> {
+/// Sets the length of a new file, and allocates space for its first `reserved` bytes, or for all where the file system cannot
+/// do this later.
+fn allocate(file: &OwnedFd, (bytes, reserved): (u64, u64)) -> Result<(), MediaError> {
+    if !reserve(file.as_fd(), 0..reserved)? {
+        return write_zeros(file, bytes);
+    }
     let length = libc::off_t::try_from(bytes).map_err(|_| MediaError::Length)?;
     // SAFETY: the descriptor is open.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
-        return Ok(());
+    match unsafe { libc::ftruncate(file.as_raw_fd(), length) } {
+        0 => Ok(()),
+        _ => Err(MediaError::last_os()),
+    }
+}
+
+/// Allocates space for a part of a file, and leaves what the part contains; false if the file system has no way to do this.
+pub(crate) fn reserve(file: BorrowedFd<'_>, range: Range<u64>) -> Result<bool, MediaError> {
+    let offset = |bytes: u64| libc::off_t::try_from(bytes).map_err(|_| MediaError::Length);
+    let (start, length) = (offset(range.start)?, offset(range.end.saturating_sub(range.start))?);
+    // SAFETY: the descriptor is open.
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, start, length) } == 0 {
+        return Ok(true);
     }
     match MediaError::last_os() {
-        MediaError::Os(libc::EOPNOTSUPP | libc::ENOSYS) => write_zeros(file, bytes),
+        MediaError::Os(libc::EOPNOTSUPP | libc::ENOSYS) => Ok(false),
         error => Err(error),
     }
 }

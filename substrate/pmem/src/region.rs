@@ -15,7 +15,7 @@ use crate::filled::Filled;
 use crate::fold::{self, FoldState, Folder};
 use crate::guard::{Guard, Watch};
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
-use crate::medium::Class;
+use crate::medium::{Class, reserve};
 use crate::read_mapping::CopyError;
 use crate::recorded::RecordedFile;
 use crate::{MediaError, primitives};
@@ -51,22 +51,18 @@ enum Backing {
     Recorded(RecordedFile),
 }
 
-/// Bytes of a log that [`Region::make_piece_ready`] maps. On memory that the machine never used this takes milliseconds.
+/// Bytes of a piece that [`Region::make_part_ready`] maps. On memory that the machine never used this takes milliseconds.
 pub const READY_PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
 
 impl Region {
     /// Maps a file that came as a descriptor, and closes the descriptor: a log, passed over a socket to a program
     /// that may close any number. The program's children do not inherit the mapping. The name is unknown here, thus
-    /// empty. On a memory medium the pages of the first piece are mapped at once, as large pages where the kernel can form
-    /// them, because the first touch of a page would cost as much as a small write; see [`Self::make_piece_ready`].
+    /// empty.
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
     pub fn from_fd(file: OwnedFd, class: Class) -> Result<Self, MediaError> {
         let mapping = Mapping::new(file.as_fd(), true, u64::MAX)?.not_for_children()?;
-        if class == Class::Memory {
-            mapping.make_piece_ready(0);
-        }
         let bytes = mapping.bytes();
         Ok(Self::new(
             String::new(),
@@ -94,12 +90,28 @@ impl Region {
         }
     }
 
-    /// Maps the pages of the piece of [`READY_PIECE_BYTES`] in which a byte lies, as [`Self::make_ready`] does for all: the
-    /// owner of a log does this a piece ahead, because it takes long for a whole log. Nothing on other media than memory, and
-    /// nothing behind the end.
-    pub fn make_piece_ready(&self, offset: u64) {
+    /// Maps the pages of a part, as [`Self::make_ready`] does for all: the owner of a log does this a piece ahead, because the
+    /// first touch of a page would cost as much as a small write, and it takes long for a whole log. Nothing on other media
+    /// than memory.
+    ///
+    /// # Panics
+    /// If the range is not within the region.
+    pub fn make_part_ready(&self, range: Range<u64>) {
         if let (Class::Memory, Backing::Mapped { mapping, .. }) = (self.0.class, &self.0.backing) {
-            mapping.make_piece_ready(offset);
+            mapping.make_part_ready(range);
+        }
+    }
+
+    /// Allocates space for a part of a file that was made by [`crate::Medium::create_in_steps`], and leaves what the part
+    /// contains. Like data, it is durable after the next [`Self::sync`].
+    ///
+    /// # Errors
+    /// `NoSpace`, `Os`.
+    pub fn reserve(&self, range: Range<u64>) -> Result<(), MediaError> {
+        match &self.0.backing {
+            // Without a way to do this, the file was made with all of its space.
+            Backing::Mapped { file: Some(file), .. } => reserve(file.as_fd(), range).map(|_| ()),
+            Backing::Mapped { .. } | Backing::Recorded(_) => Ok(()),
         }
     }
 
@@ -155,6 +167,18 @@ impl Region {
         match &self.0.backing {
             Backing::Mapped { file, .. } => file.as_ref().map(OwnedFd::as_fd),
             Backing::Recorded(_) => None,
+        }
+    }
+
+    /// The first offset from this one on that may have been written to; `u64::MAX` if there is none.
+    pub fn next_written(&self, offset: u64) -> u64 {
+        let Some(file) = self.descriptor() else { return offset };
+        let from = libc::off_t::try_from(offset).expect("an offset in a file");
+        // SAFETY: the descriptor is open; its position is used nowhere else.
+        match unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) } {
+            found if found >= 0 => found.unsigned_abs(),
+            _ if MediaError::last_os() == MediaError::Os(libc::ENXIO) => u64::MAX,
+            _ => offset,
         }
     }
 

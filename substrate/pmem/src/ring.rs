@@ -7,7 +7,9 @@
 //! fence makes an append durable, and a torn or old frame ends the log.
 //!
 //! The owner advances the start of the live frames ([`AppendRing::release_to`]); live frames are never overwritten.
-//! The bytes behind them are arbitrary: after a crash the log must continue with the salt of a new incarnation,
+//! The owner may use a first part of the ring only, and more of it later ([`AppendRing::use_up_to`]): a pad stands before the
+//! end of that part then, as it does before the end of the ring, so a reader needs not know of it.
+//! The bytes behind the live frames are arbitrary: after a crash the log must continue with the salt of a new incarnation,
 //! since otherwise an intact frame behind a torn one could become valid.
 //!
 //! An append makes no system call and allocates nothing. The stored bytes are those of the checksum: sources are
@@ -84,13 +86,25 @@ pub struct AppendRing {
     start: u64,
     /// Offset of the byte after the ring.
     end: u64,
+    /// Offset behind which no frame reaches. If it is not the end of the ring, the header of a pad fits behind it.
+    frames_end: u64,
     salt: Salt,
     /// Checksum of no bytes with the salt: each frame's checksum begins with a copy.
     empty_sum: Running,
     head: RingPosition,
     tail: RingPosition,
-    /// Bytes from head to tail.
+    /// Bytes of the whole ring from head to tail, which a pad fills up to its end.
     live: u64,
+}
+
+impl std::fmt::Debug for AppendRing {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { start, end, frames_end, head, tail, .. } = self;
+        write!(
+            formatter,
+            "a ring {start}..{end}, used to {frames_end}, with frames from {head:?} to {tail:?}"
+        )
+    }
 }
 
 impl AppendRing {
@@ -102,7 +116,7 @@ impl AppendRing {
     pub fn new(region: Region, start: u64, salt: Salt, head: RingPosition, tail: RingPosition) -> Self {
         let end = ring_end(&region, start);
         let live = live_between(start, end, head, tail);
-        Self { region, start, end, salt, empty_sum: Running::new(salt), head, tail, live }
+        Self { region, start, end, frames_end: end, salt, empty_sum: Running::new(salt), head, tail, live }
     }
 
     /// An empty ring whose next frame is written at its start.
@@ -112,6 +126,23 @@ impl AppendRing {
     pub fn empty(region: Region, start: u64, salt: Salt, next: Sequence) -> Self {
         let place = RingPosition { position: start, sequence: next };
         Self::new(region, start, salt, place, place)
+    }
+
+    /// Only the part of the ring before this offset in the region is written to from now on, or all of it if it ends there.
+    ///
+    /// # Panics
+    /// If a frame was appended behind that, or none fits.
+    pub fn use_up_to(&mut self, offset: u64) {
+        let lines_end = offset / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
+        let frames_end = if lines_end >= self.end { self.end } else { lines_end - HEADER_BYTES as u64 };
+        let live_end = if self.is_wrapped() { self.head.position } else { self.tail.position };
+        assert!(self.start < frames_end && live_end <= frames_end, "{self:?} is used up to {offset}");
+        self.frames_end = frames_end;
+    }
+
+    /// Whether the live frames go on at the start of the ring.
+    pub fn is_wrapped(&self) -> bool {
+        self.live > 0 && self.tail.position <= self.head.position
     }
 
     /// Appends a frame, behind a fence when this returns. The call fills in sequence and checksum of the header;
@@ -179,7 +210,7 @@ impl AppendRing {
     /// Position of a frame of `bytes` bytes, behind a pad if necessary; `None` if it does not fit.
     #[inline]
     fn place_for(&self, bytes: u64) -> Option<RingPosition> {
-        let before_end = self.end - self.tail.position;
+        let before_end = self.frames_end - self.tail.position;
         if bytes <= before_end {
             return (bytes <= self.free_bytes()).then_some(self.tail);
         }
@@ -227,19 +258,20 @@ impl AppendRing {
         self.tail
     }
 
-    /// Bytes of the ring.
+    /// Bytes of the part of the ring that is used.
     pub fn bytes(&self) -> u64 {
-        self.end - self.start
+        self.frames_end - self.start
     }
 
-    /// Bytes from head to tail.
+    /// Bytes of that part from head to tail.
     pub fn live_bytes(&self) -> u64 {
-        self.live
+        self.bytes() - self.free_bytes()
     }
 
     /// Number of bytes that are not live. A frame that must begin at the start also needs space for the pad.
+    #[inline]
     pub fn free_bytes(&self) -> u64 {
-        self.bytes() - self.live
+        if self.is_wrapped() { self.head.position - self.tail.position } else { self.bytes() - self.live }
     }
 
     /// The region of the ring.

@@ -168,11 +168,37 @@ fn the_memory_of_a_log_is_mapped_piece_by_piece() {
     Medium::file(folder.path()).unwrap().create("log", 5 << 20).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let log = Region::from_fd(file.into(), Class::Memory).unwrap();
-    for (offset, kib) in [(0, 2048), (3 << 20, 4096), ((5 << 20) - 1, 5120), (5 << 20, 5120), (1 << 40, 5120)]
-    {
-        log.make_piece_ready(offset);
-        assert_eq!(mapped_kib(&path, &["Rss:"]), kib, "{offset}");
+    for (range, kib) in [(0..2 << 20, 2048), (2 << 20..4 << 20, 4096), (4 << 20..5 << 20, 5120)] {
+        log.make_part_ready(range.clone());
+        assert_eq!(mapped_kib(&path, &["Rss:"]), kib, "{range:?}");
     }
+}
+
+#[test]
+fn a_file_gets_its_space_in_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    for medium in [Medium::memory(folder.path()).unwrap(), Medium::file(folder.path()).unwrap()] {
+        let space = || {
+            std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(folder.path().join("log")).unwrap())
+                * 512
+        };
+        let log = medium.create_in_steps("log", 5 << 20, 1 << 20).unwrap();
+        assert_eq!((log.bytes(), space()), (5 << 20, 1 << 20));
+        log.write(4096, &[7; 4096]);
+        log.reserve(1 << 20..3 << 20).unwrap();
+        assert_eq!(space(), 3 << 20);
+        log.reserve(0..5 << 20).unwrap();
+        assert_eq!(space(), 5 << 20);
+        let mut found = [0; 4096];
+        log.read(4096, &mut found).unwrap();
+        assert_eq!(found, [7; 4096], "what was there stays");
+        assert_eq!(medium.create_in_steps("no", 4096, 8192).unwrap_err(), MediaError::Length);
+        medium.remove("log").unwrap();
+    }
+    let medium = Medium::file(folder.path()).unwrap();
+    let log = medium.create_in_steps("log", 1 << 60, 4096);
+    // Where a file may have this length, the space is missing later.
+    assert!(log.map_or_else(Err, |log| log.reserve(0..1 << 60)).is_err());
 }
 
 #[test]

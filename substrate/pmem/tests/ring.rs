@@ -32,6 +32,8 @@ fn append(ring: &mut AppendRing, payload: &[u8]) -> Result<ring::Appended, Appen
 enum Step {
     Append(usize),
     Release(usize),
+    /// So many lines more are used.
+    Use(usize),
     Reopen,
 }
 
@@ -39,6 +41,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (0usize..500).prop_map(Step::Append),
         3 => (1usize..4).prop_map(Step::Release),
+        1 => (1usize..4).prop_map(Step::Use),
         1 => Just(Step::Reopen),
     ];
     prop::collection::vec(step, 1..80)
@@ -47,6 +50,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// Which lines of the ring belong to live frames, and the frames in order.
 struct Model {
     live_lines: Vec<bool>,
+    /// Lines of the part that is used, with the one for a pad behind it.
+    used: usize,
     tail: usize,
     sequence: u64,
     /// First line, lines, payload (`None`: a pad).
@@ -54,6 +59,11 @@ struct Model {
 }
 
 impl Model {
+    /// The line behind the last that a frame may have.
+    fn frames_end(&self) -> usize {
+        if self.used < self.live_lines.len() { self.used - 1 } else { self.used }
+    }
+
     fn is_free(&self, first: usize, end: usize) -> bool {
         !self.live_lines[first..end].contains(&true)
     }
@@ -69,11 +79,11 @@ impl Model {
     fn append(&mut self, payload: &[u8]) -> Option<usize> {
         let (lines, all) = (1 + payload.len().div_ceil(LINE), self.live_lines.len());
         let first = self.tail;
-        if first + lines <= all {
+        if first + lines <= self.frames_end() {
             self.is_free(first, first + lines).then(|| self.put(first, lines, Some(payload.to_vec())))?;
             return Some(first);
         }
-        if lines > all || lines > first || !self.is_free(first, all) || !self.is_free(0, lines) {
+        if lines > first || !self.is_free(first, all) || !self.is_free(0, lines) {
             return None;
         }
         self.put(first, all - first, None);
@@ -96,8 +106,10 @@ impl Model {
 
 fn check(region: &Region, ring: &AppendRing, model: &Model, salt: Salt) {
     assert_eq!(ring.head(), model.head());
-    let live = model.live_lines.iter().filter(|live| **live).count();
+    let used = &model.live_lines[..model.frames_end()];
+    let live = used.iter().filter(|live| **live).count();
     assert_eq!(ring.live_bytes(), (live * LINE) as u64);
+    assert_eq!(ring.free_bytes(), ((used.len() - live) * LINE) as u64);
     let mut scan = ring::scan(region, START, salt, model.head(), u64::MAX);
     for (number, (first, _, payload)) in model.frames.iter().enumerate() {
         let frame = scan.next().expect("a live frame").unwrap();
@@ -121,12 +133,15 @@ fn check(region: &Region, ring: &AppendRing, model: &Model, salt: Salt) {
 
 proptest! {
     #[test]
-    fn a_ring_holds_what_the_model_holds(lines in 1usize..24, steps in steps()) {
+    fn a_ring_holds_what_the_model_holds(lines in 1usize..24, part in 2usize..24, steps in steps()) {
         let region = region(lines);
         let salt = Salt::of_log(format::LogUid::new(1), format::Incarnation::new(1));
         let mut ring = AppendRing::empty(region.clone(), START, salt, Sequence::new(1));
         let live_lines = vec![false; lines];
-        let mut model = Model { live_lines, tail: 0, sequence: 1, frames: VecDeque::new() };
+        let use_up_to = |ring: &mut AppendRing, used: usize| ring.use_up_to(START + (used * LINE) as u64);
+        let used = part.min(lines);
+        use_up_to(&mut ring, used);
+        let mut model = Model { live_lines, used, tail: 0, sequence: 1, frames: VecDeque::new() };
         for (number, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Append(bytes) => {
@@ -141,7 +156,14 @@ proptest! {
                     (0..count).for_each(|_| model.release());
                     ring.release_to(model.head());
                 }
-                Step::Reopen => ring = AppendRing::new(region.clone(), START, salt, ring.head(), ring.tail()),
+                Step::Use(more) => {
+                    model.used = (model.used + more).min(lines);
+                    use_up_to(&mut ring, model.used);
+                }
+                Step::Reopen => {
+                    ring = AppendRing::new(region.clone(), START, salt, ring.head(), ring.tail());
+                    use_up_to(&mut ring, model.used);
+                }
             }
             check(&region, &ring, &model, salt);
         }

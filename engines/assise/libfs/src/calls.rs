@@ -573,7 +573,6 @@ impl LibFs {
         match need {
             Need::Again => Ok(()),
             Need::Attach => self.attach(),
-            Need::LogReplaced => self.wait_while(|state| state.log_frozen),
             Need::GivenBack(inode) => self.wait_while(|state| state.is_given_back(inode)),
             Need::Leases(units) => self.with_lease_room(|libfs| libfs.get_leases(&units)),
             Need::Walk(walk) => self.with_lease_room(|libfs| libfs.walk_call(&walk)),

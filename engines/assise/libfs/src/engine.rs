@@ -93,7 +93,7 @@ impl LibFs {
                 attached => break attached?,
             }
         };
-        let session = Session::new(host.as_ref(), attachment)?;
+        let session = Session::new(host.as_ref(), &limits, attachment)?;
         let mut state = State::new(host.clone(), limits.files);
         state.begin_session(session);
         Ok(Self {
@@ -141,7 +141,7 @@ impl LibFs {
                 attached => break attached?,
             }
         };
-        let session = Session::new(self.host.as_ref(), attachment)?;
+        let session = Session::new(self.host.as_ref(), &self.limits, attachment)?;
         self.state().begin_session(session);
         drop(attaching);
         Ok(())

@@ -28,8 +28,6 @@ pub(crate) enum Need {
     Again,
     /// A session.
     Attach,
-    /// The end of a replacement of the log by a larger one.
-    LogReplaced,
     /// The end of a release: the reference to this inode, or the lease on it, is being released.
     GivenBack(InodeNumber),
     /// These leases, all together: inode and `LEASE_READ` or `LEASE_WRITE`.

@@ -1,16 +1,15 @@
 //! Space: inode numbers, reservations of blocks, space in the log (Assise §3.2.1, digest; schedules 2.3, 2.7). All of
 //! it is requested without the state's lock; a writer waits here, and never while it is inside.
 
-use crate::calls::{Line, error_of};
+use crate::calls::error_of;
 use crate::engine::LibFs;
-use crate::error::Error;
-use crate::state::{Session, State, empty_ring};
-use format::Sequence;
-use format::call::{CallKind, GrowRequest, GrowResponse, RefillRequest, RefillResponse, Status};
+use crate::state::{Session, State};
+use format::call::{CallKind, GrowRequest, RefillRequest, RefillResponse, Status};
+use format::{BLOCK_BYTES, Sequence};
 use ipc::Word;
 use ipc::sync::Ordering;
-use pmem::Region;
 use pmem::region::READY_PIECE_BYTES;
+use std::ops::Range;
 use std::time::Duration;
 use vfs::engine::Result;
 use zerocopy::IntoBytes;
@@ -20,9 +19,8 @@ use zerocopy::little_endian::{U32, U64};
 const REFILL_GROWTH: u64 = 8;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested.
 const PART: u64 = 8;
-/// Factor by which a log grows that was full. Each growth waits for the digest of all of the log, so a writer that does not
-/// pause waits the less, the sooner its log has its largest size. Where there is no space for it, it is halved.
-const LOG_GROWTH: u64 = 8;
+/// A log gets space for twice as many bytes as it has, and at most for so many more, so that the writer does not wait long.
+const LOG_STEP_MAX: u64 = 4 << 20;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
 /// enough space for it.
 const SMALL_FRAME: u64 = 16;
@@ -164,11 +162,11 @@ impl LibFs {
         self.close_calls(&give_back);
     }
 
-    /// Requests a digest, without waiting for it, if more than half of the log is full apart from records that are
-    /// already digested; releases references whose last records are digested. Pauses if little of the log is free. Makes
-    /// memory of the log ready.
+    /// Requests space for more of the log, and a digest, without waiting for it, if more than half of the log is full apart
+    /// from records that are already digested; releases references whose last records are digested. Pauses if little of the
+    /// log is free. Makes memory of the log ready.
     pub(crate) fn relieve(&self) {
-        let (ask, give_back, pause, unready) = {
+        let (grow, ask, give_back, pause, unready) = {
             let mut state = self.state();
             state.half_full = false;
             let give_back = state.take_give_back();
@@ -178,19 +176,22 @@ impl LibFs {
             if session.words.digested().0 >= session.digest_asked || scarce {
                 state.purge();
             }
-            let log_bytes_max = self.limits.log_bytes_max;
             let Some(session) = state.session.as_mut() else { return };
-            let pause = session.next_pause(log_bytes_max);
-            let unready = session.next_unready();
+            let pause = session.next_pause();
+            let unready = session.unready().map(|part| (session.ring.region().clone(), part));
             let full = session.ring.live_bytes() > session.ring.bytes() / 2;
+            let grow = (full && session.grows_ahead()).then(|| session.larger_log(0)).flatten();
             let ask = full && session.words.digested().0 >= session.digest_asked;
             if ask {
                 session.digest_asked = session.last();
             }
-            (ask.then(|| session.last()), give_back, pause, unready)
+            if let Some((_, part)) = &unready {
+                session.ready = part.end;
+            }
+            (grow, ask.then(|| session.last()), give_back, pause, unready)
         };
-        if let Some((log, offset)) = unready {
-            log.make_piece_ready(offset);
+        if let Some((log, part)) = unready {
+            log.make_part_ready(part);
         }
         self.close_calls(&give_back);
         if let Some(up_to) = ask
@@ -199,104 +200,75 @@ impl LibFs {
             // A failure is seen by the writer that finds the log full.
             let _ = self.digest_call(&line, up_to, false);
         }
+        if let Some(log_bytes) = grow {
+            // As above.
+            let _ = self.grow_log(log_bytes);
+        }
         if !pause.is_zero() {
             self.host.wait(&Word::new(0), 0, Some(self.host.now().after(pause)));
         }
     }
 
-    /// Makes space in the log for a frame of so many bytes.
+    /// Makes space in the log for a frame of so many bytes: in more of its file where that can be used, and otherwise by a
+    /// digest.
+    ///
+    /// # Errors
+    /// `NoSpace`: there is no space for more of the file, and the frame does not fit what there is.
     pub(crate) fn get_log_space(&self, bytes: u64) -> Result<()> {
-        let (largest, digested, last, log_bytes, log_bytes_max) = {
+        let (larger, fits) = {
             let mut state = self.state();
             state.purge();
             let Some(session) = state.session.as_ref() else { return Ok(()) };
             if session.ring.free_bytes() >= 2 * bytes {
                 return Ok(());
             }
-            let max = session.welcome.log_bytes_max.get().min(self.limits.log_bytes_max);
-            let digested = session.words.digested().0;
-            (session.ring.bytes(), digested, session.last(), session.log_bytes, max)
+            // A frame fits an empty ring, wherever the ring begins, if it takes at most half of it.
+            (session.larger_log(bytes), session.ring.bytes() >= 2 * bytes)
         };
-        // A frame fits an empty ring, wherever the ring begins, if it takes at most half of it.
-        let mut wanted = log_bytes;
-        while wanted - (log_bytes - largest) < 2 * bytes && wanted < log_bytes_max {
-            wanted = (wanted * 2).min(log_bytes_max);
+        match larger {
+            Some(log_bytes) => match self.grow_log(log_bytes) {
+                Err(vfs::Error::NoSpace) if fits => self.wait_for_log_space(bytes),
+                grown => grown,
+            },
+            None => self.wait_for_log_space(bytes),
         }
-        if wanted == log_bytes {
-            // In a log of the largest size a writer continues as soon as there is enough space, while the rest is
-            // digested.
-            let goes_on = log_bytes == log_bytes_max && bytes <= largest / SMALL_FRAME;
-            let part = last.get().saturating_sub(digested.get()) / PART;
-            let first = Sequence::new(digested.get() + part);
-            self.get_digested(if goes_on && part > 0 { first } else { last })?;
-            wanted = (log_bytes * LOG_GROWTH).min(log_bytes_max);
-        }
-        if wanted > log_bytes { self.grow_log(wanted, largest >= 2 * bytes) } else { Ok(()) }
     }
 
-    /// Replaces the log by a larger one. Nothing is appended meanwhile. If there is no space for it, this log stays in
-    /// use, if the next frame `fits` it.
+    /// Waits for a digest that frees space for a frame of so many bytes. For a small frame the writer continues as soon as
+    /// there is enough, while the rest is digested.
+    fn wait_for_log_space(&self, bytes: u64) -> Result<()> {
+        let (digested, last, is_small) = {
+            let state = self.state();
+            let Some(session) = state.session.as_ref() else { return Ok(()) };
+            let is_small = bytes <= session.ring.bytes() / SMALL_FRAME;
+            (session.words.digested().0, session.last(), is_small)
+        };
+        let part = last.get().saturating_sub(digested.get()) / PART;
+        let first = Sequence::new(digested.get() + part);
+        self.get_digested(if is_small && part > 0 { first } else { last })
+    }
+
+    /// Requests space for so many bytes of the log's file, and uses them.
     ///
     /// # Errors
-    /// `NoSpace`: there is no space for the larger log, and the frame does not fit this one.
-    fn grow_log(&self, file_bytes: u64, fits: bool) -> Result<()> {
+    /// `NoSpace`: there is no space for it.
+    fn grow_log(&self, log_bytes: u64) -> Result<()> {
         let line = self.line()?;
-        let last = {
-            let mut state = self.state();
-            if state.log_frozen || state.era != line.era {
-                return Ok(());
-            }
-            let Some(session) = state.session.as_ref() else { return Ok(()) };
-            let last = session.last();
-            state.log_frozen = true;
-            last
-        };
-        let grown = self.replace_log(&line, last, file_bytes, fits);
-        let mut state = self.state();
-        if state.era == line.era {
-            state.log_frozen = false;
-        }
-        drop(state);
-        self.turn();
-        grown
-    }
-
-    fn replace_log(&self, line: &Line, last: Sequence, mut file_bytes: u64, fits: bool) -> Result<()> {
-        self.digest_call(line, last, true)?;
-        let log_bytes = self.state().session.as_ref().map_or(0, |session| session.log_bytes);
-        let mut response = Vec::new();
-        loop {
-            let request = GrowRequest { file_bytes: U64::new(file_bytes) };
-            match self.call(line, CallKind::GrowLog, &[request.as_bytes()], &mut response) {
-                Ok(Status::Ok) => break,
-                Ok(Status::Sealed) => return Ok(()),
-                Ok(Status::NoSpace | Status::Limit) if fits && file_bytes / 2 > log_bytes => file_bytes /= 2,
-                Ok(Status::NoSpace | Status::Limit) if fits => return Ok(()),
-                Ok(Status::NoSpace | Status::Limit) => return Err(vfs::Error::NoSpace),
-                failed => {
-                    // SharedFS may read the new log by now, and would not find records that are appended to this one.
-                    self.end_of(line)?;
-                    return Err(failed.map_or_else(|error| error, error_of));
-                }
-            }
-        }
-        let grown = format::call::split::<GrowResponse>(&response).map_err(|_| Error::Response);
-        let taken = grown.and_then(|(grown, _)| Ok((grown, line.link.grown_log(&grown)?)));
+        let request = GrowRequest { bytes: U64::new(log_bytes) };
+        let granted = self.call(&line, CallKind::GrowLog, &[request.as_bytes()], &mut Vec::new())?;
         let mut state = self.state();
         if state.era != line.era {
             return Ok(());
         }
-        state.purge();
-        let replaced = taken.and_then(|(grown, log)| state.take_log(&grown, log, last));
-        if replaced.is_err() {
-            // SharedFS reads a log that this process does not have, so the session ends.
-            state.end_session();
+        let Some(session) = state.session.as_mut() else { return Ok(()) };
+        session.log_refused = granted != Status::Ok;
+        match granted {
+            Status::Ok => session.use_log(log_bytes),
+            Status::Sealed => {}
+            Status::NoSpace | Status::Limit => return Err(vfs::Error::NoSpace),
+            refused => return Err(error_of(refused)),
         }
-        match replaced {
-            // The session ended after its log had grown: the operation continues in the next session.
-            Err(Error::Refused | Error::Disconnected) => Ok(()),
-            replaced => Ok(replaced?),
-        }
+        Ok(())
     }
 
     /// Wakes the threads in [`Self::wait_while`].
@@ -331,36 +303,59 @@ impl Session {
         Sequence::new(self.ring.tail().sequence.get() - 1)
     }
 
-    /// The log, and a position in the next piece of its memory that is to be made ready, if there is one; also determines when
-    /// the piece behind it is due.
-    fn next_unready(&mut self) -> Option<(Region, u64)> {
-        let (unready, next) = unready(self.ready_next, self.ring.tail().position, self.log_bytes)?;
-        self.ready_next = next;
-        Some((self.ring.region().clone(), unready))
+    /// Whether more than half of the log is full, and a call about that is useful: after one for a digest, no other is until
+    /// the digest is done.
+    #[inline]
+    pub fn is_half_full(&self) -> bool {
+        self.ring.live_bytes() > self.ring.bytes() / 2
+            && (self.grows_ahead() || self.words.digested().0 >= self.digest_asked)
     }
 
-    /// How long the writer pauses now; also determines the next pause. A log that can still grow is replaced by a
-    /// larger one instead.
-    fn next_pause(&mut self, log_bytes_max: u64) -> Duration {
-        let largest = self.welcome.log_bytes_max.get().min(log_bytes_max);
+    /// Whether more of the log's file is requested before the log is full.
+    #[inline]
+    fn grows_ahead(&self) -> bool {
+        self.log_bytes < self.log_bytes_max && !self.log_refused && !self.ring.is_wrapped()
+    }
+
+    /// How many bytes of the log's file should have space next, so that a frame of so many bytes fits; `None` if the log has
+    /// its largest size, or goes on at its start, where more space behind its end is of no use.
+    fn larger_log(&self, bytes: u64) -> Option<u64> {
+        let is_useful = self.log_bytes < self.log_bytes_max && !self.ring.is_wrapped();
+        let needed = self.ring.tail().position.saturating_add(2 * bytes).saturating_add(BLOCK_BYTES as u64);
+        let larger = (self.log_bytes + self.log_bytes.min(LOG_STEP_MAX)).max(needed);
+        is_useful.then(|| larger.next_multiple_of(BLOCK_BYTES as u64).min(self.log_bytes_max))
+    }
+
+    /// So many bytes of the log's file have space now.
+    fn use_log(&mut self, log_bytes: u64) {
+        if log_bytes > self.log_bytes {
+            self.log_bytes = log_bytes;
+            self.ring.use_up_to(log_bytes);
+        }
+    }
+
+    /// The next part of the log's memory that is to be made ready, if it is time: when the tail is in the last piece that is.
+    #[inline]
+    pub fn unready(&self) -> Option<Range<u64>> {
+        unready(self.ready, self.ring.tail().position, self.log_bytes)
+    }
+
+    /// How long the writer pauses now; also determines the next pause. A log that can still grow gets more space instead.
+    fn next_pause(&mut self) -> Duration {
         let (free, bytes) = (self.ring.free_bytes(), self.ring.bytes());
-        let (pause, below) =
-            if self.log_bytes < largest { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
+        let grows = self.log_bytes < self.log_bytes_max;
+        let (pause, below) = if grows { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
         self.pause_below = below;
         pause
     }
 }
 
-/// The piece of memory that is made ready when a log of so many bytes is written up to `tail`, if that is not before `due`; and
-/// when the next one is due. A piece is made ready when the first record ends in the one before it; all are once the log has
-/// been written to its end.
-fn unready(due: u64, tail: u64, log_bytes: u64) -> Option<(u64, u64)> {
-    let piece = (tail / READY_PIECE_BYTES + 1) * READY_PIECE_BYTES;
-    match () {
-        () if tail < due => None,
-        () if piece < log_bytes => Some((piece, piece)),
-        () => Some((log_bytes, u64::MAX)),
-    }
+/// The part of a log of so many bytes that is made ready next when the log is written up to `tail`, if it is time, and its memory
+/// before `ready` is. A piece is made ready when a record ends in the one before it.
+#[inline]
+fn unready(ready: u64, tail: u64, log_bytes: u64) -> Option<Range<u64>> {
+    (ready < log_bytes && tail.saturating_add(READY_PIECE_BYTES) >= ready)
+        .then(|| ready..log_bytes.min((ready / READY_PIECE_BYTES + 1) * READY_PIECE_BYTES))
 }
 
 /// How long a writer pauses that should pause with less than `below` bytes free, if `free` of `bytes` are free in the
@@ -373,28 +368,6 @@ fn pause(below: u64, free: u64, bytes: u64) -> (Duration, u64) {
     let step = (free / PAUSE_STEP_PART).max(PAUSE_STEP_MIN);
     let steps = below.saturating_sub(free).div_ceil(step).min(PAUSE_STEPS_MAX);
     (PAUSE * steps as u32, free.saturating_sub(step))
-}
-
-impl State {
-    /// Continues in a larger log; all records up to `last` are digested.
-    fn take_log(
-        &mut self,
-        grown: &GrowResponse,
-        log: Region,
-        last: Sequence,
-    ) -> std::result::Result<(), Error> {
-        let Some(session) = self.session.as_mut() else { return Ok(()) };
-        if session.purged != last {
-            return Err(Error::Response);
-        }
-        session.welcome.log = grown.log;
-        session.log_bytes = log.bytes();
-        session.ring = empty_ring(log, &session.welcome, grown.incarnation, last.next())?;
-        session.ready_next = 0;
-        // Readers that copy from the old log without the lock detect the change by this value.
-        session.released.store(last.next().get(), Ordering::SeqCst);
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -429,17 +402,18 @@ mod tests {
 
     #[test]
     fn each_piece_of_a_log_is_made_ready_once_and_before_it_is_written() {
-        let (log_bytes, mut due, mut pieces) = (9 << 20, 0, Vec::new());
+        let (log_bytes, mut ready, mut parts) = (9 << 20, 1 << 20, Vec::new());
         for tail in (4096..log_bytes).step_by(4160).chain((4096..log_bytes).step_by(4160)) {
-            if tail >= due {
-                let (piece, next) = unready(due, tail, log_bytes).unwrap();
-                assert!(piece > tail);
-                pieces.push(piece);
-                due = next;
+            if let Some(part) = unready(ready, tail, log_bytes) {
+                assert_eq!(part.start, ready);
+                ready = part.end;
+                parts.push(part.end >> 20);
             }
-            assert_eq!(unready(due, tail, log_bytes), None, "one at a time");
+            assert!(tail <= ready);
         }
-        assert_eq!(pieces, [2 << 20, 4 << 20, 6 << 20, 8 << 20, 9 << 20], "behind the end there is none");
+        assert_eq!(parts, [2, 4, 6, 8, 9]);
+        assert_eq!(unready(2 << 20, 1 << 20, 2 << 20), None);
+        assert_eq!(unready(2 << 20, 1 << 20, 3 << 20), Some(2 << 20..3 << 20));
     }
 
     #[test]

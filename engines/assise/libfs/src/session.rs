@@ -7,7 +7,7 @@
 
 use crate::error::Error;
 use format::SegmentId;
-use format::call::{CallKind, GrowResponse, Status};
+use format::call::{CallKind, Status};
 use format::session::Welcome;
 use ipc::{Descriptor, Mapping};
 use pmem::{ReadMapping, Region};
@@ -55,12 +55,6 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// `Disconnected`, `Refused`, `Media`.
     fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error>;
-
-    /// Maps the log after a `GrowLog` call, at its new length.
-    ///
-    /// # Errors
-    /// `Disconnected`, `Media`.
-    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error>;
 
     /// Maps the session's lock table, which arrives with its first lock lease.
     ///

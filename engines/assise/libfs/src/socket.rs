@@ -5,7 +5,7 @@
 
 use crate::error::Error;
 use crate::session::{Attachment, Connector, Link};
-use format::call::{CallKind, GrowResponse, Status};
+use format::call::{CallKind, Status};
 use format::message::{MessageKind, Parcel, RingShape};
 use format::session::{GENERATIONS_BYTES, SESSION_BYTES, Welcome, lease_bytes};
 use format::{DecodeError, SegmentId};
@@ -232,11 +232,6 @@ impl Link for SocketLink {
         let descriptor = self.parcels.take(&self.connection, CallKind::Lock, session)?;
         Ok(Region::from_fd(OwnedFd::from(descriptor), self.class)?)
     }
-
-    fn grown_log(&self, grown: &GrowResponse) -> Result<Region, Error> {
-        let descriptor = self.parcels.take(&self.connection, CallKind::GrowLog, grown.log.get())?;
-        Ok(Region::from_fd(OwnedFd::from(descriptor), self.class)?)
-    }
 }
 
 #[cfg(test)]
@@ -248,12 +243,12 @@ mod tests {
     use zerocopy::IntoBytes;
     use zerocopy::little_endian::U64;
 
-    /// Threads wait for a grown log, a segment of the same number, and a liveness socket, and any of them may receive
-    /// first: each gets its own descriptor. With a wrong one, a program once read the log as its file.
+    /// Threads wait for a lock table, a segment of the same number, and a liveness socket, and any of them may receive
+    /// first: each gets its own descriptor. With a wrong one, a program once read a log as its file.
     #[test]
     fn what_has_one_number_is_not_taken_for_each_other() {
         let host: Arc<dyn Host> = Arc::new(SystemHost);
-        let kinds = [(CallKind::GrowLog, 1), (CallKind::MapSegment, 2), (CallKind::Share, 3)];
+        let kinds = [(CallKind::Lock, 1), (CallKind::MapSegment, 2), (CallKind::Share, 3)];
         for first in 0..kinds.len() {
             let (ours, theirs) = Connection::pair().unwrap();
             for (count, (kind, blocks)) in (7..).zip(kinds) {

@@ -6,6 +6,7 @@
 //! leave. The changes that it then makes in the caches cannot fail.
 
 use crate::doubt::AttemptResources;
+use crate::engine::Limits;
 use crate::entry_cache::EntryCount;
 use crate::error::Error;
 use crate::files::OpenFile;
@@ -24,7 +25,7 @@ use format::call::LEASE_READ;
 use format::checksum::Salt;
 use format::envelope::frame_bytes;
 use format::session::{WORD_OWN_RANGE, Welcome};
-use format::{BLOCK_BYTES, Incarnation, InodeNumber, SegmentId, Sequence};
+use format::{BLOCK_BYTES, InodeNumber, SegmentId, Sequence};
 use ipc::Host;
 use ipc::sync::{LongWord, Ordering, fence};
 use ipc::words::{FenceBy, Seal};
@@ -63,13 +64,18 @@ pub(crate) struct Session {
     pub ledger_newest: Sequence,
     /// The caches have no state of own records up to this one.
     pub purged: Sequence,
+    /// Bytes of the log's file that have space.
     pub log_bytes: u64,
+    /// The most that it gets.
+    pub log_bytes_max: u64,
+    /// The last request for more space was refused.
+    pub log_refused: bool,
     /// The last record up to which a digest was asked for; the next digest is asked for only after it.
     pub digest_asked: Sequence,
     /// A writer pauses when the log has less free space than this.
     pub pause_below: u64,
-    /// When the log reaches this position for the first time, the memory behind it is made ready.
-    pub ready_next: u64,
+    /// The memory of the log before this position is made ready.
+    pub ready: u64,
 }
 
 impl Session {
@@ -77,13 +83,17 @@ impl Session {
     ///
     /// # Errors
     /// `Ipc`: a mapping is too small. `Response`: the log has no space for records.
-    pub fn new(host: &dyn Host, attachment: Attachment) -> Result<Self, Error> {
+    pub fn new(host: &dyn Host, limits: &Limits, attachment: Attachment) -> Result<Self, Error> {
         let Attachment { welcome, credential, log, session, leases, generations, link } = attachment;
         let fences = welcome.fences.get() == 1 && host.accept_fences();
         let fence = if fences { FenceBy::Revoker } else { FenceBy::Operation };
         let words = SharedWords::new(&session, &leases, &generations, welcome.lease_words.get(), fence)?;
-        let log_bytes = log.bytes();
-        let ring = empty_ring(log, &welcome, welcome.incarnation, Sequence::new(1))?;
+        let log_bytes = welcome.log_bytes.get().min(log.bytes());
+        let log_bytes_max = welcome.log_bytes_max.get().min(limits.log_bytes_max).min(log.bytes());
+        let log_bytes_max = log_bytes_max.max(log_bytes);
+        let ready = log_bytes.min(READY_PIECE_BYTES);
+        log.make_part_ready(0..ready);
+        let ring = empty_ring(log, &welcome, log_bytes)?;
         Ok(Self {
             own_generation: words.own_range(),
             ended_seen: 0,
@@ -102,8 +112,10 @@ impl Session {
             purged: Sequence::new(0),
             digest_asked: Sequence::new(0),
             pause_below: 0,
-            ready_next: if log_bytes > READY_PIECE_BYTES { 0 } else { u64::MAX },
+            ready,
             log_bytes,
+            log_bytes_max,
+            log_refused: false,
             welcome,
         })
     }
@@ -125,21 +137,18 @@ impl Session {
     }
 }
 
-/// The ring of a log file without frames.
+/// The ring of a log file without frames, of which the first `log_bytes` bytes have space.
 ///
 /// # Errors
 /// `Response`: the file is too short.
-pub(crate) fn empty_ring(
-    log: Region,
-    welcome: &Welcome,
-    incarnation: Incarnation,
-    next: Sequence,
-) -> Result<AppendRing, Error> {
-    if log.bytes() < 2 * BLOCK_BYTES as u64 {
+fn empty_ring(log: Region, welcome: &Welcome, log_bytes: u64) -> Result<AppendRing, Error> {
+    if log_bytes < 2 * BLOCK_BYTES as u64 {
         return Err(Error::Response);
     }
-    let salt = Salt::of_log(welcome.log, incarnation);
-    Ok(AppendRing::empty(log, BLOCK_BYTES as u64, salt, next))
+    let salt = Salt::of_log(welcome.log, welcome.incarnation);
+    let mut ring = AppendRing::empty(log, BLOCK_BYTES as u64, salt, Sequence::new(1));
+    ring.use_up_to(log_bytes);
+    Ok(ring)
 }
 
 /// The need of an attempt without a session.
@@ -198,9 +207,7 @@ pub(crate) struct State {
     /// An upper bound for the number of directory entries.
     pub entries: EntryCount,
     pub(crate) files_ahead: FilesAhead,
-    /// The log is being replaced, and nothing may be appended.
-    pub log_frozen: bool,
-    /// More than half of the log is in use, or so much that the writer pauses; or its memory has to be made ready.
+    /// More than half of the log is in use, or so much that the writer pauses; or more of its memory has to be made ready.
     pub half_full: bool,
     last_time_ns: i64,
 }
@@ -236,7 +243,6 @@ impl State {
             locks: LocalLocks::default(),
             entries: EntryCount::default(),
             files_ahead: FilesAhead::default(),
-            log_frozen: false,
             half_full: false,
             last_time_ns: 0,
         }
@@ -396,9 +402,6 @@ impl State {
         room: u64,
         apply: impl FnOnce(&mut Self, &Appended),
     ) -> Step<Appended> {
-        if self.log_frozen {
-            return Err(Need::LogReplaced.into());
-        }
         let session = self.session.as_mut().ok_or_else(no_session)?;
         if session.room < room {
             return Err(Need::Room(room).into());
@@ -432,11 +435,8 @@ impl State {
             return self.sealed(appended, seal);
         }
         session.room -= room;
-        // After a call for a digest, no other call is useful until the digest is done.
-        let half_full = session.ring.live_bytes() > session.ring.bytes() / 2
-            && session.words.digested().0 >= session.digest_asked;
-        let unready = appended.position >= session.ready_next;
-        if half_full || unready || session.ring.free_bytes() < session.pause_below {
+        let unready = session.unready().is_some();
+        if session.is_half_full() || unready || session.ring.free_bytes() < session.pause_below {
             self.half_full = true;
         }
         Ok(appended)
@@ -462,7 +462,6 @@ impl State {
         self.reset_releases();
         self.open_places = open_places();
         self.locks.end_session();
-        self.log_frozen = false;
         self.half_full = false;
     }
 
@@ -511,8 +510,7 @@ impl State {
         }
     }
 
-    /// Drops digested state from the caches, and then frees its log space, except while the log is being replaced, when
-    /// positions are those of the new log.
+    /// Drops digested state from the caches, and then frees its log space.
     pub fn purge(&mut self) {
         let Some(session) = self.session.as_mut() else { return };
         let (digested, place) = session.words.digested();
@@ -524,7 +522,7 @@ impl State {
             self.purge_caches(digested);
         }
         let Some(session) = self.session.as_mut() else { return };
-        if !self.log_frozen && session.ring.head().sequence < place.sequence {
+        if session.ring.head().sequence < place.sequence {
             // Before the space is reused. Pairs with the fence of a reader without the lock.
             session.released.store(place.sequence.get(), Ordering::SeqCst);
             fence(Ordering::SeqCst);

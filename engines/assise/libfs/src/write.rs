@@ -100,8 +100,7 @@ impl State {
     /// Limit of bytes in one record: a quarter of the largest log, so that every operation of that size is atomic.
     fn record_bytes_max(&mut self) -> Step<u64> {
         let session = self.session()?;
-        let largest = session.welcome.log_bytes_max.get().max(session.log_bytes);
-        Ok((largest / 4).saturating_sub(HEADER_BYTES as u64).clamp(1, u64::from(u32::MAX)))
+        Ok((session.log_bytes_max / 4).saturating_sub(HEADER_BYTES as u64).clamp(1, u64::from(u32::MAX)))
     }
 
     /// Requires that the session's reservation may be used for blocks of a file.

@@ -13,6 +13,12 @@ use format::{DecodeError, FRAME_ALIGN, HEADER_BYTES, Sequence};
 use ipc::Digested;
 use pmem::ring::PAD_KIND;
 use pmem::{MediaError, Region};
+use std::ops::Range;
+
+/// A log's file gets space when it has less than this behind what has arrived,
+const RESERVE_AHEAD: u64 = 512 << 10;
+/// and this much then.
+const RESERVE_STEP: u64 = 2 << 20;
 
 /// The frames received for one file.
 pub(crate) struct Stream {
@@ -25,6 +31,8 @@ pub(crate) struct Stream {
     pending: u64,
     /// The sequence that was last reported as synced.
     pub synced: Sequence,
+    /// The bytes of the file before this have space.
+    pub reserved: u64,
     /// True if bytes were written since the last sync.
     pub touched: bool,
     /// The position up to which this copy's tree contains the stream.
@@ -93,14 +101,40 @@ impl UnfinishedEntry {
 impl Stream {
     pub fn new(region: Region, ring: (u64, u64), end: Digested, executed: Digested) -> Self {
         let synced = end.sequence;
-        let (unfinished, arriving) = (None, None);
-        Self { region, ring, end, pending: 0, synced, touched: false, executed, unfinished, arriving }
+        let (reserved, unfinished, arriving) = (0, None, None);
+        Self {
+            region,
+            ring,
+            end,
+            pending: 0,
+            synced,
+            reserved,
+            touched: false,
+            executed,
+            unfinished,
+            arriving,
+        }
     }
 
     /// Same for the ledger.
     pub fn of_ledger(region: Region, ring: (u64, u64), end: Digested, executed: Digested) -> Self {
         let unfinished = Some(UnfinishedEntry::default());
         Self { unfinished, ..Self::new(region, ring, end, executed) }
+    }
+
+    /// Gets space for the file up to a position in its ring, and for some more; gives the part that has got it.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub fn reserve(&mut self, up_to: u64) -> Result<Option<Range<u64>>, MediaError> {
+        let has_space = up_to.saturating_add(RESERVE_AHEAD) <= self.reserved;
+        if has_space || up_to > self.ring.1 || self.reserved == self.region.bytes() {
+            return Ok(None);
+        }
+        let part = self.reserved..up_to.saturating_add(RESERVE_STEP).min(self.region.bytes());
+        self.region.reserve(part.clone())?;
+        self.reserved = part.end;
+        Ok(Some(part))
     }
 
     /// Goes back to what the tree contains: the rest arrives again.
@@ -237,7 +271,7 @@ mod tests {
     const FILE_BYTES: u64 = RING_START + (256 << 10);
 
     fn log(medium: &Medium) -> LogFile {
-        LogFile::create(medium, PoolUid::new(1), LOG, FILE_BYTES, 0).unwrap()
+        LogFile::create(medium, PoolUid::new(1), LOG, (FILE_BYTES, FILE_BYTES), 0).unwrap()
     }
 
     fn stream(log: &LogFile) -> Stream {

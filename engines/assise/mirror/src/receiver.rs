@@ -9,10 +9,10 @@ use crate::arriving::Stream;
 use crate::error::Error;
 use crate::greeting::judge_terms;
 use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
-use crate::logs::{BEGINNING, LogFile, RING_START};
+use crate::logs::{BEGINNING, FIRST_SPACE, LogFile, RING_START};
 use crate::stream::message;
 use format::checksum::Salt;
-use format::envelope::{Envelope, check_frame, frame_bytes};
+use format::envelope::{check_frame, frame_bytes};
 use format::ledger::{Entry, Event as EntryEvent, salt_of};
 use format::mirror::{
     DataPart, DataParts, LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHead, MirrorHello, MirrorKind,
@@ -22,6 +22,7 @@ use format::{HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
 use ipc::{Digested, Time};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use transport::Connection;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
@@ -65,8 +66,8 @@ pub struct Receiver {
     /// Key of the life at the end.
     key: [u8; 16],
     logs: BTreeMap<(LogUid, Incarnation), MirroredLog>,
-    /// Files of logs that were made since they were last taken.
-    new_logs: Vec<Region>,
+    /// Parts of logs that have got space since they were last taken.
+    new_parts: Vec<(Region, Range<u64>)>,
 }
 
 impl Receiver {
@@ -106,7 +107,7 @@ impl Receiver {
             contained,
             key,
             logs: BTreeMap::new(),
-            new_logs: Vec::new(),
+            new_parts: Vec::new(),
         };
         for (log, incarnation, executed) in logs_there {
             receiver.find_log(log, incarnation, executed)?;
@@ -118,7 +119,6 @@ impl Receiver {
         let Some(file) = LogFile::open(&self.medium, (log, incarnation), self.log_bytes_max)? else {
             return Ok(());
         };
-        let Some(executed) = first_of(&file, incarnation, executed)? else { return Ok(()) };
         let (mut frames, mut end) = (file.frames(executed), executed);
         while let Some(frame) = frames.next()? {
             end = frame.after;
@@ -134,9 +134,9 @@ impl Receiver {
         self.logs.insert(key, MirroredLog { stream, salt: file.salt() });
     }
 
-    /// The files of logs that were made since the last call: their memory is untouched.
-    pub fn take_new_logs(&mut self) -> Vec<Region> {
-        std::mem::take(&mut self.new_logs)
+    /// The parts of logs that have got space since the last call: their memory is untouched.
+    pub fn take_new_parts(&mut self) -> Vec<(Region, Range<u64>)> {
+        std::mem::take(&mut self.new_parts)
     }
 
     /// The last synced entry of the ledger: the copy may execute entries up to it.
@@ -304,10 +304,14 @@ impl Receiver {
             Ok(()) | Err(MediaError::NotFound) => {}
             Err(error) => return Err(error.into()),
         }
-        let file = LogFile::create(&self.medium, self.pool, key, bytes, open.owner.get())?;
+        let file = LogFile::create(&self.medium, self.pool, key, (bytes, FIRST_SPACE), open.owner.get())?;
         let before = Digested { sequence: open.before, ..BEGINNING };
         self.add_log(key, &file, before, before);
-        self.new_logs.push(file.region().clone());
+        let first = 0..FIRST_SPACE.min(bytes);
+        if let Some(log) = self.logs.get_mut(&key) {
+            log.stream.reserved = first.end;
+        }
+        self.new_parts.push((file.region().clone(), first));
         Ok(())
     }
 
@@ -326,6 +330,8 @@ impl Receiver {
     fn write_log(&mut self, part: &DataPart, bytes: &[u8]) -> Result<(), Error> {
         let log = self.logs.get_mut(&(part.log, part.incarnation));
         let MirroredLog { stream, salt } = log.ok_or(Error::Broken("bytes of a log that is not there"))?;
+        let new = stream.reserve(part.position() + bytes.len() as u64)?;
+        self.new_parts.extend(new.map(|part| (stream.region.clone(), part)));
         stream.write_frames(*salt, part.position(), bytes)
     }
 
@@ -374,25 +380,6 @@ impl Receiver {
 
 /// Marks in one message: fewer than any limit.
 const MARKS_IN_MESSAGE: usize = 64;
-
-/// The position from which a log file is read that the tree contains up to `executed`. If the log continued in this
-/// file from an earlier one, only a ledger entry names the first record, and this copy may lack the entry. Then the
-/// first frame tells it, and a file without a frame is created again.
-fn first_of(
-    file: &LogFile,
-    incarnation: Incarnation,
-    executed: Digested,
-) -> Result<Option<Digested>, MediaError> {
-    if executed != BEGINNING || incarnation == Incarnation::new(1) {
-        return Ok(Some(executed));
-    }
-    let mut header = [0; HEADER_BYTES];
-    file.region().read(RING_START, &mut header)?;
-    let first = Envelope::decode(&header).ok().and_then(|envelope| envelope.sequence.get().checked_sub(1));
-    let before = first.map(|before| Digested { sequence: Sequence::new(before), ..BEGINNING });
-    let is_whole = |before: &Digested| matches!(file.few_frames(*before, Vec::new()).next(), Ok(Some(_)));
-    Ok(before.filter(is_whole))
-}
 
 /// The state of a log file, as a part of a message.
 fn ends_of((log, incarnation): (LogUid, Incarnation), stream: &Stream) -> LogEnds {

@@ -66,9 +66,7 @@ impl Core {
                 file.give(self.pool, life, caller.uid);
                 file
             }
-            None => {
-                Arc::new(LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, caller.uid)?)
-            }
+            None => Arc::new(self.make_log(life, caller.uid)?),
         };
         let beginning = Beginning {
             log,

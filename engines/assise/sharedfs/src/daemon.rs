@@ -384,14 +384,6 @@ impl Daemon {
         self.core.map_segment(SessionId(session), body)
     }
 
-    /// The session's log file after it grew, for a LibFS in the same process.
-    ///
-    /// # Errors
-    /// The status that a call would give.
-    pub fn log(&self, session: u64) -> Result<Region, format::call::Status> {
-        self.core.log_region(SessionId(session))
-    }
-
     /// The session's lock table, if it has one, for a LibFS in the same process.
     pub fn lock_table(&self, session: u64) -> Option<Region> {
         self.core.lock_table(SessionId(session))

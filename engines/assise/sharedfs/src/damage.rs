@@ -11,9 +11,7 @@ use crate::replay::copy::{key_of_life, table_of};
 use area::Area;
 use format::checksum::Salt;
 use format::envelope::FRAME_ALIGN;
-use format::ledger::Event;
 use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid};
-use ipc::Digested;
 use mirror::logs::{BEGINNING, LogFile, RING_START, is_log_file};
 use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Medium, Region};
@@ -183,12 +181,16 @@ impl Unjudged {
             source => source?,
         };
         let bytes = source.bytes();
-        let target = self.medium.create(target, bytes)?;
+        // Most of a log's file may have no space.
+        let target = self.medium.create_in_steps(target, bytes, bytes.min(WINDOW_BYTES))?;
         let mut window = Vec::new();
         for at in (0..bytes).step_by(WINDOW_BYTES as usize) {
             window.resize(WINDOW_BYTES.min(bytes - at) as usize, 0);
             source.read(at, &mut window)?;
-            target.write(at, &window);
+            if window.iter().any(|byte| *byte != 0) {
+                target.reserve(at..at + window.len() as u64)?;
+                target.write(at, &window);
+            }
         }
         Ok(target.sync()?)
     }
@@ -202,16 +204,13 @@ impl Unjudged {
 pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     let area = Area::open(medium, area::Limits::default())?;
     let pool = area.pool();
-    let (table, mut progress) = table_of(&area)?;
+    let (table, progress) = table_of(&area)?;
     let mut ledger =
         Ledger::open(medium, pool, (area.ledger(), key_of_life(&area, area.ledger().life)?), table)?;
     let mut named = BTreeSet::new();
     while let Some(read) = ledger.next_entry()? {
         let entry = read.entry()?;
         named.insert(entry.log);
-        if let Event::Renew { last, .. } = entry.event {
-            progress.insert(entry.log, Digested { sequence: last, ..BEGINNING });
-        }
         ledger.note(&read)?;
     }
     let table = ledger.table();

@@ -192,7 +192,7 @@ impl State {
         let left = records(at.sequence, session.shared.committed());
         let digested = records(before.sequence, at.sequence);
         digested > 0
-            && left * u128::from(digested_bytes) * GO_ON_PART >= u128::from(file.ring_bytes()) * digested
+            && left * u128::from(digested_bytes) * GO_ON_PART >= u128::from(session.log_bytes) * digested
     }
 
     /// Whether a process may have an inode open that loses its last name. A process that opens it has a lease on it first,

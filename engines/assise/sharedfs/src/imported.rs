@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::ledger::Ledger;
 use area::Area;
-use mirror::logs::{LogFile, RING_START, is_log_file};
+use mirror::logs::{FIRST_SPACE, LogFile, RING_START, is_log_file};
 use pmem::{MediaError, Medium};
 
 /// Makes ledger and logs anew if an import made the last commit.
@@ -32,7 +32,13 @@ pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area, config: &Config)
         let bytes = item.file_bytes.get();
         // A log with an impossible size has no file; the head is told so.
         if (RING_START + format::HEADER_BYTES as u64..=log_bytes_max).contains(&bytes) {
-            LogFile::create(medium, area.pool(), (log, item.incarnation), bytes, item.uid.get())?;
+            LogFile::create(
+                medium,
+                area.pool(),
+                (log, item.incarnation),
+                (bytes, FIRST_SPACE),
+                item.uid.get(),
+            )?;
         }
     }
     Ok(area.end_import()?)

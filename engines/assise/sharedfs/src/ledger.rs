@@ -12,7 +12,7 @@ use area::LedgerPlace;
 use format::envelope::{Envelope, frame_bytes};
 use format::hash::{HashKey, RecordsHash};
 use format::ledger::{
-    Entry, EntryHeader, Event, GrantDetail, GrantMode, Kind, LifeBody, REAP_MAX, RenewBody, Unit, salt_of,
+    Entry, EntryHeader, Event, GrantDetail, GrantMode, Kind, LifeBody, REAP_MAX, Unit, salt_of,
 };
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
 use format::{
@@ -441,12 +441,6 @@ impl Ledger {
         self.append(Kind::Digest, EntryHeader { detail, ..header }, &[])
     }
 
-    /// A log goes on after `last` in a new file.
-    pub fn renew(&mut self, uid: LogUid, last: Sequence, body: &RenewBody) -> Result<Sequence, Error> {
-        let header = header_of(uid, InodeNumber::NONE, LeaseVersion::default(), last);
-        self.append(Kind::Renew, header, body.as_bytes())
-    }
-
     /// Inodes without a name are removed; at least one, and at most [`Self::reap_max`].
     pub fn reap(&mut self, inodes: &[InodeNumber]) -> Result<Sequence, Error> {
         let header =
@@ -548,13 +542,9 @@ mod tests {
         ledger.reap(&[InodeNumber::new(77), InodeNumber::new(78)]).unwrap();
         ledger.end(one, unit(5), LeaseVersion::new(301), Sequence::new(9)).unwrap();
         ledger.end(one, unit(105), LeaseVersion::new(100), Sequence::new(9)).unwrap();
-        let incarnation = format::Incarnation::new(2);
-        let renew = RenewBody { file_bytes: U64::new(2 << 20), incarnation, reserved: U32::new(0) };
-        ledger.renew(one, Sequence::new(9), &renew).unwrap();
         ledger.close_log(two, Sequence::new(4)).unwrap();
         let mut again = read(&medium, LEDGER_BEGINNING, Table::default());
         assert_eq!((again.table(), again.end), (ledger.table(), ledger.end));
-        assert_eq!(again.table().log(one).unwrap().incarnation, incarnation);
         assert_eq!(again.look_behind_end().unwrap(), LedgerEnd::Whole);
         // The next life goes on behind, and both are read.
         again.begin_life(life(&again)).unwrap();

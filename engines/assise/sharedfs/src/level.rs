@@ -13,7 +13,7 @@ use area::Area;
 use format::ledger::Event;
 use format::mirror::LogEnds;
 use format::node::LifeItem;
-use format::{Incarnation, Life, LogUid, NodeId, Sequence};
+use format::{Life, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::{Host, Time};
 use mirror::logs::{RING_START, bytes_between};
@@ -168,27 +168,12 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
         let end = there.entry(uid).or_default();
         *end = digested.sequence.max(*end);
     }
-    // The files that a log had before it grew are here no more: the copy has all of their records.
-    let mut renewed: BTreeMap<LogUid, Incarnation> = BTreeMap::new();
-    for read in entries.iter().rev() {
+    for read in &entries {
         let entry = read.entry()?;
-        match entry.event {
-            Event::Renew { body, .. } => drop(renewed.insert(entry.log, body.incarnation)),
-            Event::Digest { up_to, .. } => {
-                let end = match renewed.get(&entry.log) {
-                    Some(later) => ends
-                        .logs
-                        .iter()
-                        .filter(|log| log.log == entry.log && log.incarnation < *later)
-                        .map(|log| log.end)
-                        .max(),
-                    None => there.get(&entry.log).copied(),
-                };
-                if end.is_none_or(|end| end < up_to) {
-                    return Err(Error::NeedsImport(node));
-                }
-            }
-            _ => {}
+        if let Event::Digest { up_to, .. } = entry.event
+            && there.get(&entry.log).is_none_or(|end| *end < up_to)
+        {
+            return Err(Error::NeedsImport(node));
         }
     }
     Ok(goes_on)

@@ -24,12 +24,11 @@ impl Daemon {
     /// The attached programs.
     pub fn programs(&self) -> Vec<Program> {
         let state = self.core().state.lock();
-        let table = state.copy.ledger.table();
         let program = |session: &crate::session::Session| Program {
             pid: session.peer.as_ref().map_or(0, |peer| peer.credentials().pid.unsigned_abs()),
             uid: session.caller.uid,
             log: session.log,
-            log_bytes: table.log(session.log).map_or(0, |log| log.file_bytes),
+            log_bytes: session.log_bytes,
             leases: session.held.len(),
         };
         state.sessions.values().map(program).collect()

@@ -6,10 +6,12 @@
 //! crash the next start removes its file, like that of any log that was not begun.
 
 use crate::accept::{SESSION_DESCRIPTORS, has_descriptors};
+use crate::config::Config;
 use crate::state::Core;
 use format::superblock::OWNER_DAEMON;
 use format::{Incarnation, LogUid};
 use mirror::logs::LogFile;
+use pmem::MediaError;
 use std::sync::Arc;
 
 /// Logs are made ready while descriptors for so many further sessions are free, and removed when fewer than half of
@@ -23,6 +25,15 @@ pub(crate) struct ReadyLog {
 }
 
 impl Core {
+    /// Makes an empty log with the space that a session begins with.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub fn make_log(&self, life: (LogUid, Incarnation), owner: u32) -> Result<LogFile, MediaError> {
+        let Config { log_bytes, log_bytes_max, .. } = self.config;
+        LogFile::create(&self.medium, self.pool, life, (log_bytes_max, log_bytes), owner)
+    }
+
     /// Makes as many logs ready as there should be. Called by the background thread; no lock is held meanwhile.
     pub fn make_ready_logs(&self) {
         if !has_descriptors(SESSION_DESCRIPTORS * SESSIONS_TO_COME / 2) {
@@ -38,7 +49,7 @@ impl Core {
             };
             let life = (log, Incarnation::new(1));
             // If there is no space for it now, the next session that begins makes its own log, and reports the error.
-            let made = LogFile::create(&self.medium, self.pool, life, self.config.log_bytes, OWNER_DAEMON);
+            let made = self.make_log(life, OWNER_DAEMON);
             let Ok(file) = made else { return };
             self.copies.all().iter().for_each(|copy| copy.prepare_log(log, &file));
             self.state.lock().ready.push_back(ReadyLog { log, file: Arc::new(file) });

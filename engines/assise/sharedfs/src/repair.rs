@@ -14,7 +14,7 @@ use format::mirror::RecordsOfLog;
 use format::{Life, LogUid, NodeId, PoolUid, Sequence};
 use ipc::Digested;
 use ipc::host::{Host, Time};
-use mirror::logs::{LogFile, RING_START, bytes_between, log_file};
+use mirror::logs::{FIRST_SPACE, LogFile, RING_START, bytes_between, log_file};
 use mirror::{CopyEnds, Sender, records_of};
 use pmem::MediaError;
 use std::collections::BTreeMap;
@@ -212,5 +212,5 @@ fn writable(local: &mut LocalCopy, uid: LogUid, pool: PoolUid) -> Result<Arc<Log
         Ok(()) | Err(MediaError::NotFound) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok(Arc::new(LogFile::create(&local.medium, pool, (uid, incarnation), bytes, owner)?))
+    Ok(Arc::new(LogFile::create(&local.medium, pool, (uid, incarnation), (bytes, FIRST_SPACE), owner)?))
 }

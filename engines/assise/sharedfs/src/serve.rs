@@ -69,7 +69,7 @@ impl Core {
             CallKind::ListXattr => self.list_xattr(id, body),
             CallKind::Digest => self.digest_call(id, body),
             CallKind::Refill => self.refill(id, body),
-            CallKind::GrowLog => self.grow_log(id, number, body),
+            CallKind::GrowLog => self.grow_log(id, body),
             CallKind::MapSegment => self.send_segment(id, number, body),
             CallKind::Statfs => self.statfs(id),
             CallKind::SyncLedger | CallKind::SyncAll | CallKind::Sync => self.sync(id, kind, body),

@@ -112,6 +112,8 @@ pub(crate) enum Phase {
 /// One LibFS.
 pub(crate) struct Session {
     pub log: LogUid,
+    /// Bytes of its file that have space.
+    pub log_bytes: u64,
     pub caller: Caller,
     pub version: LeaseVersion,
     /// Entry of the ledger that opened the log.
@@ -182,6 +184,7 @@ impl Session {
         shared.daemon.own_range().grant(LeaseState::Write);
         Self {
             log,
+            log_bytes: config.log_bytes,
             caller,
             version,
             opened,

@@ -301,9 +301,9 @@ impl Standby {
         if let Ok(Stepped::Synced) = &stepped {
             inner.announce(receiver);
         }
-        let new_logs = receiver.take_new_logs();
+        let new_parts = receiver.take_new_parts();
         drop(receiving);
-        inner.touch_later(new_logs);
+        inner.touch_later(new_parts);
         if let Err(mirror::Error::Media(error)) = &stepped {
             inner.fail(&Error::Media(*error));
         }

@@ -1,23 +1,17 @@
-//! Calls that maintain the session itself: digest, reservation of space, a larger log, segments to map, syncs.
+//! Calls that maintain the session itself: digest, reservation of space, space of the log, segments to map, syncs.
 
-use crate::commits::Entries;
-use crate::error::Error;
-use crate::session::session_of;
-use crate::state::{Core, State};
+use crate::state::Core;
 use ccnvm::SessionId;
 use format::call::{
-    DigestRequest, DigestResponse, GrowRequest, GrowResponse, InodeRequest, RefillRequest, RefillResponse,
-    StatfsResponse, Status, split,
+    DigestRequest, DigestResponse, GrowRequest, InodeRequest, RefillRequest, RefillResponse, StatfsResponse,
+    Status, split,
 };
-use format::ledger::RenewBody;
-use format::{BLOCK_BYTES, Incarnation, InodeNumber, LogUid, SegmentId};
+use format::{BLOCK_BYTES, InodeNumber, SegmentId};
 use ipc::Word;
-use mirror::logs::LogFile;
 use pmem::Region;
-use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U64;
 
 /// How often free space is searched for before the answer is that there is none.
 const MAKE_ROOM_TRIES: u32 = 3;
@@ -98,62 +92,25 @@ impl Core {
         if state.room.share(id, &state.copy.free) { Ok(()) } else { Err(Status::NoSpace) }
     }
 
-    /// [`format::call::CallKind::GrowLog`]. All records are digested, a new file replaces the log's in one commit, then
-    /// the old one is removed.
-    pub fn grow_log(&self, id: SessionId, number: u64, body: &[u8]) -> Result<Vec<u8>, Status> {
+    /// [`format::call::CallKind::GrowLog`].
+    pub fn grow_log(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<GrowRequest>(body).map_err(|_| Status::Invalid)?;
-        let granted = self.config.log_bytes..=self.config.log_bytes_max;
-        let whole_blocks = request.file_bytes.get().checked_next_multiple_of(BLOCK_BYTES as u64);
-        let file_bytes = whole_blocks.filter(|bytes| granted.contains(bytes)).ok_or(Status::Invalid)?;
-        let (log, uid, incarnation, up_to) = {
+        let (file, had) = {
             let mut state = self.state.lock();
-            let session = state.live(id)?;
-            let (log, uid, up_to) = (session.log, session.caller.uid, session.shared.committed());
-            let open = state.copy.ledger.table().log(log).expect("a live session's log is open");
-            (log, uid, open.incarnation.next(), up_to)
+            let (log, had) = state.live(id).map(|session| (session.log, session.log_bytes))?;
+            let file = state.copy.file(log).map_err(|_| Status::Media)?;
+            (file.ok_or(Status::Media)?, had)
         };
-        self.digest_own(id, up_to)?;
-        // A file of this name can only be left from an attempt that did not reach its commit.
-        let _ = self.medium.remove(&mirror::logs::log_file(log, incarnation));
-        let made = LogFile::create(&self.medium, self.pool, (log, incarnation), file_bytes, uid);
-        let file = Arc::new(made.map_err(|_| Status::NoSpace)?);
-        let old = {
-            let mut area = self.area_for_other();
-            let old = {
-                let entries = |_: &State| Entries { count: 1, payload_bytes: size_of::<RenewBody>() };
-                let mut guard = self.state_with_room_beside(&mut area, entries);
-                let state = &mut *guard;
-                state.live(id)?;
-                if state.digested_of(id).sequence != up_to {
-                    return Err(Status::Invalid);
-                }
-                let replaced = state.replace_log(log, file.clone(), (incarnation, file_bytes));
-                state.guard(replaced).map_err(|_| Status::Media)?
-            };
-            self.contain_changes(&mut area).map_err(|_| Status::Media)?;
-            old
-        };
-        {
-            // The new file contained nothing that a copy could lack.
-            let mut state = self.state.lock();
-            state.live(id)?;
-            state.publish_reusable(self, id);
+        let whole_blocks = request.bytes.get().checked_next_multiple_of(BLOCK_BYTES as u64);
+        let largest = file.region().bytes();
+        let bytes = whole_blocks.filter(|bytes| *bytes <= largest).ok_or(Status::Invalid)?;
+        if bytes > had {
+            file.region().reserve(had..bytes).map_err(|_| Status::NoSpace)?;
         }
-        // A file that stays is removed by the next start.
-        let _ = old.map(|old| self.medium.remove(&old));
-        let region = self.log_region(id)?;
-        self.send_parcel(id, number, log.get(), &region).map_err(|_| Status::Media)?;
-        let response =
-            GrowResponse { log, file_bytes: U64::new(file_bytes), incarnation, reserved: U32::new(0) };
-        Ok(response.as_bytes().to_vec())
-    }
-
-    /// The log's file, to be handed to its LibFS after it grew.
-    pub fn log_region(&self, id: SessionId) -> Result<Region, Status> {
         let mut state = self.state.lock();
-        let log = state.live(id)?.log;
-        let file = state.copy.file(log).map_err(|_| Status::Media)?;
-        Ok(file.ok_or(Status::Media)?.region().clone())
+        let session = state.live(id)?;
+        session.log_bytes = session.log_bytes.max(bytes);
+        Ok(Vec::new())
     }
 
     /// The region for [`format::call::CallKind::MapSegment`]: the segment, read-only, if the session's user may map it.
@@ -197,23 +154,3 @@ impl Core {
 
 /// About how many inodes, with their entries, a node of the tree holds.
 const INODES_A_NODE: u64 = 8;
-
-impl State {
-    /// Replaces the log, which is digested to its end, by a new, empty file; returns the old one's name. The caller
-    /// holds the area's lock.
-    fn replace_log(
-        &mut self,
-        log: LogUid,
-        file: Arc<LogFile>,
-        (incarnation, file_bytes): (Incarnation, u64),
-    ) -> Result<Option<String>, Error> {
-        let last = self.copy.digested(log).sequence;
-        let body = RenewBody { file_bytes: U64::new(file_bytes), incarnation, reserved: U32::new(0) };
-        let entry = self.copy.ledger.renew(log, last, &body)?;
-        if let Some(session) = self.sessions.get_mut(&session_of(log)) {
-            session.right = entry;
-        }
-        let old = self.copy.renew_log(log, last, Some(file));
-        Ok(old.map(|old| old.name.clone()))
-    }
-}

@@ -172,20 +172,6 @@ impl LocalCopy {
         self.logs.insert(uid, UpdateLog { file, digested: BEGINNING, before: Some(BEGINNING.sequence) });
     }
 
-    /// A log goes on in another file after `last`; the file that it had.
-    pub fn renew_log(
-        &mut self,
-        uid: LogUid,
-        last: Sequence,
-        file: Option<Arc<LogFile>>,
-    ) -> Option<Arc<LogFile>> {
-        let file = self.with_hashes(file);
-        let log = self.logs.get_mut(&uid)?;
-        log.digested = Digested { sequence: last, ..BEGINNING };
-        log.before = Some(last);
-        std::mem::replace(&mut log.file, file)
-    }
-
     /// Puts what the ledger said since the last commit into a batch, from the change with this number on and as far as fits,
     /// which may be nothing; gives how many changes the batch has then.
     pub fn put_changes(
@@ -268,7 +254,6 @@ fn put_change(
             batch.put_log(*uid, &item)?;
             batch.put_groups(*uid, &log.caller.groups)
         }
-        Change::Renew(uid) => item(uid).map_or(Ok(()), |item| batch.put_log(*uid, &item)),
         Change::Grant(uid, unit, grant) if living(uid).is_some() => {
             batch.put_grant(*uid, *unit, &grant.to_item())
         }

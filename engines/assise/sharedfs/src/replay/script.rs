@@ -171,13 +171,12 @@ impl<'a> Script<'a> {
         if !self.takes_parts && self.short.is_some() {
             return Ok(());
         }
-        let ends = matches!(entry.event, Event::Renew { .. } | Event::CloseLog { .. });
+        let ends = matches!(entry.event, Event::CloseLog { .. });
         let file = self.copy.ledger.table().log(entry.log).filter(|_| ends).map(|log| log.incarnation);
         self.over.extend(file.map(|incarnation| (entry.log, incarnation)));
         self.copy.ledger.note(read)?;
         match entry.event {
             Event::OpenLog { .. } => self.copy.begin_log(entry.log, None),
-            Event::Renew { last, .. } => drop(self.copy.renew_log(entry.log, last, None)),
             Event::CloseLog { .. } => drop(self.copy.logs.remove(&entry.log)),
             _ => {}
         }

@@ -6,7 +6,7 @@
 //! At most one log has a right to change an inode at any time.
 
 use format::ledger::{
-    Entry, Event, GrantMode, LogKind, OpenLogBody, RIGHT_CONTENTS, RIGHT_WRITE, RenewBody, Unit, UnitKind,
+    Entry, Event, GrantMode, LogKind, OpenLogBody, RIGHT_CONTENTS, RIGHT_WRITE, Unit, UnitKind,
 };
 use format::node::{GrantItem, LifeItem, LogItem};
 use format::{Incarnation, InodeNumber, LeaseVersion, Life, LogUid, NodeId, Sequence};
@@ -185,7 +185,6 @@ pub enum Change {
     /// The log is put, with its groups.
     Open(LogUid),
     /// How far the log is contained, and in which file it goes on, is put.
-    Renew(LogUid),
     /// The grant is put.
     Grant(LogUid, Unit, Grant),
     /// The grant is removed.
@@ -255,7 +254,6 @@ impl Table {
             Event::Grant { mode: GrantMode::Read, .. } => Change::Nothing,
             Event::End { unit, version, .. } => self.end(uid, unit, version),
             Event::CloseLog { .. } => self.close(uid),
-            Event::Renew { body, .. } => self.renew(uid, &body),
             Event::Life { body } => {
                 let (node, epoch, key) = (body.node, body.epoch, body.key);
                 Change::Life(body.life, LifeItem { first: entry.sequence, node, epoch, key })
@@ -267,13 +265,6 @@ impl Table {
     pub fn open(&mut self, uid: LogUid, log: OpenLog) -> Change {
         self.logs.insert(uid, Arc::new(log));
         Change::Open(uid)
-    }
-
-    /// A log goes on in a new file.
-    fn renew(&mut self, uid: LogUid, body: &RenewBody) -> Change {
-        let Some(log) = self.log_mut(uid) else { return Change::Nothing };
-        (log.incarnation, log.file_bytes) = (body.incarnation, body.file_bytes.get());
-        Change::Renew(uid)
     }
 
     /// A log may change a unit.

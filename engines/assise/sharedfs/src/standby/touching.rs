@@ -1,8 +1,8 @@
-//! The memory of new logs, touched before records arrive for it.
+//! The memory of new parts of logs, touched before records arrive for it.
 //!
 //! The first store to a page of a file in memory waits until the kernel has provided the page: in the first pass over a
 //! new log, a record of 64 KB, and the fsync with it, would wait for 16 pages, twice as long as it takes otherwise. A thread
-//! of its own touches them, because a log of 64 MB takes tens of milliseconds. On other media there is nothing to do.
+//! of its own touches them, because a log of 64 MB takes tens of milliseconds in all. On other media there is nothing to do.
 
 use super::Inner;
 use ipc::host::WAKE_ALL;
@@ -10,17 +10,18 @@ use ipc::lock::Lock;
 use ipc::sync::{Ordering, Word};
 use pmem::region::READY_PIECE_BYTES;
 use pmem::{Class, Region};
+use std::ops::Range;
 
-/// The logs whose memory is not touched yet.
+/// The parts of logs whose memory is not touched yet.
 pub(super) struct Untouched {
-    logs: Lock<Vec<Region>>,
+    parts: Lock<Vec<(Region, Range<u64>)>>,
     /// Grows when there are more, and when the standby ends.
     arrived: Word,
 }
 
 impl Untouched {
-    pub fn new(logs: Lock<Vec<Region>>) -> Self {
-        Self { logs, arrived: Word::new(0) }
+    pub fn new(parts: Lock<Vec<(Region, Range<u64>)>>) -> Self {
+        Self { parts, arrived: Word::new(0) }
     }
 }
 
@@ -30,10 +31,10 @@ impl Inner {
         self.medium.class() == Class::Memory
     }
 
-    /// Has the thread touch the memory of logs.
-    pub(super) fn touch_later(&self, logs: Vec<Region>) {
-        if !logs.is_empty() && self.touches() {
-            self.untouched.logs.lock().extend(logs);
+    /// Has the thread touch the memory of parts of logs.
+    pub(super) fn touch_later(&self, parts: Vec<(Region, Range<u64>)>) {
+        if !parts.is_empty() && self.touches() {
+            self.untouched.parts.lock().extend(parts);
             self.wake_toucher();
         }
     }
@@ -49,18 +50,18 @@ impl Inner {
         loop {
             // Acquire: pairs with the Release of `wake_toucher`.
             let seen = self.untouched.arrived.load(Ordering::Acquire);
-            let logs = std::mem::take(&mut *self.untouched.logs.lock());
+            let parts = std::mem::take(&mut *self.untouched.parts.lock());
             let ended = || self.ending.load(Ordering::Acquire) != 0;
-            for log in &logs {
-                let starts = (0..log.bytes()).step_by(READY_PIECE_BYTES as usize);
+            for (log, part) in &parts {
+                let starts = part.clone().step_by(READY_PIECE_BYTES as usize);
                 for start in starts.take_while(|_| !ended()) {
-                    log.touch(start..log.bytes().min(start + READY_PIECE_BYTES));
+                    log.touch(start..part.end.min(start + READY_PIECE_BYTES));
                 }
             }
             if ended() {
                 return;
             }
-            if logs.is_empty() {
+            if parts.is_empty() {
                 self.host.wait(&self.untouched.arrived, seen, None);
             }
         }

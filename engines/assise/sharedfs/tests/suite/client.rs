@@ -2,9 +2,9 @@
 //! Honest unless a test makes it otherwise.
 
 use format::call::{
-    CallKind, DigestRequest, DigestResponse, EntriesRequest, EntriesResponse, EntryReply, InodeRequest,
-    LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest, RangeRequest, RefillRequest,
-    RefillResponse, Status, WalkRequest, WalkResponse, split,
+    CallKind, DigestRequest, DigestResponse, EntriesRequest, EntriesResponse, EntryReply, GrowRequest,
+    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest, RangeRequest,
+    RefillRequest, RefillResponse, Status, WalkRequest, WalkResponse, split,
 };
 use format::checksum::Salt;
 use format::record::{
@@ -134,7 +134,8 @@ impl Client {
         let pages = ClientPages::new(&attached.session).unwrap();
         let view = DaemonView::new(&attached.leases, welcome.lease_words.get() as usize).unwrap();
         let salt = Salt::of_log(welcome.log, welcome.incarnation);
-        let ring = AppendRing::empty(attached.log.clone(), RING_START, salt, Sequence::new(1));
+        let mut ring = AppendRing::empty(attached.log.clone(), RING_START, salt, Sequence::new(1));
+        ring.use_up_to(attached.welcome.log_bytes.get());
         Ok(Self {
             daemon: daemon.clone(),
             session: welcome.session.get(),
@@ -324,15 +325,10 @@ impl Client {
             .release_to(RingPosition { position: digested.position, sequence: digested.sequence.next() });
     }
 
-    /// Goes on in the file that a GrowLog brought.
-    pub fn renew_ring(&mut self) {
-        let log = self.daemon.log(self.session).unwrap();
-        let incarnation = self.attached.welcome.incarnation.next();
-        self.attached.welcome.incarnation = incarnation;
-        let salt = Salt::of_log(self.attached.welcome.log, incarnation);
-        let next = self.view.digested().sequence.next();
-        self.ring = AppendRing::empty(log.clone(), RING_START, salt, next);
-        self.attached.log = log;
+    /// Gets space for so many bytes of the log's file, and uses them.
+    pub fn grow_log(&mut self, bytes: u64) {
+        self.call(CallKind::GrowLog, &[GrowRequest { bytes: bytes.into() }.as_bytes()]).unwrap();
+        self.ring.use_up_to(bytes);
     }
 
     /// An operation under leases: false if one of them is not held any more, or the log is sealed.

@@ -9,7 +9,7 @@
 use crate::client::{Client, DIRECTORY, FILE, ROOT, new_pool, tiny, user};
 use crate::still::StillHost;
 use format::InodeNumber;
-use format::call::{CallKind, DigestRequest, GrowRequest};
+use format::call::{CallKind, DigestRequest};
 use format::record::UNLINK_DIRECTORY;
 use pmem::crash::{Counts, Limits, Model, Point, Violation, enumerate};
 use pmem::progress;
@@ -120,9 +120,7 @@ fn workload(recorder: &Recorder) {
 }
 
 pub fn grow(client: &mut Client) {
-    let request = GrowRequest { file_bytes: (128u64 << 10).into() };
-    client.call(CallKind::GrowLog, &[request.as_bytes()]).unwrap();
-    client.renew_ring();
+    client.grow_log(128 << 10);
 }
 
 /// The numbers of the operations whose names are in the folder.

@@ -9,6 +9,7 @@ use ipc::sync::Ordering;
 use pmem::{Medium, Recorder};
 use proptest::prelude::*;
 use sharedfs::Daemon;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -126,12 +127,12 @@ fn records_without_right_end_their_session() {
 }
 
 #[test]
-fn a_log_of_a_length_that_nobody_is_granted_is_refused() {
+fn a_log_beyond_the_largest_size_is_refused() {
     let stage = stage();
     let bob = stage.bob();
-    for file_bytes in [0, 1, (256 << 10) + 1, 1 << 63, u64::MAX - 4095, u64::MAX] {
-        let request = GrowRequest { file_bytes: file_bytes.into() };
-        assert_eq!(bob.call(CallKind::GrowLog, &[request.as_bytes()]), Err(Status::Invalid), "{file_bytes}");
+    for bytes in [(256 << 10) + 1, 1 << 63, u64::MAX - 4095, u64::MAX] {
+        let request = GrowRequest { bytes: bytes.into() };
+        assert_eq!(bob.call(CallKind::GrowLog, &[request.as_bytes()]), Err(Status::Invalid), "{bytes}");
     }
     stage.check();
 }
@@ -253,6 +254,27 @@ fn a_truncated_log_ends_its_session_at_what_is_left() {
     let other = Client::attach(&daemon, user(0));
     assert!(other.walk("kept").is_ok());
     assert_eq!(other.walk("cut").unwrap_err(), Status::NotFound);
+}
+
+/// The kernel ends a program that stores to a file without space: a log has space for what its program may use.
+#[test]
+fn a_log_has_space_for_what_was_granted() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let medium = Medium::file(folder.path()).unwrap();
+    new_pool(&medium);
+    let daemon = open(&medium).0;
+    let mut bob = Client::attach(&daemon, user(0));
+    let name = sharedfs::log_file(bob.attached.welcome.log, bob.attached.welcome.incarnation);
+    let space = || MetadataExt::blocks(&std::fs::metadata(folder.path().join(&name)).unwrap()) * 512;
+    let welcome = bob.attached.welcome;
+    assert_eq!(space(), welcome.log_bytes.get());
+    bob.grow_log(128 << 10);
+    assert_eq!(space(), 128 << 10);
+    // Less than there is changes nothing.
+    let request = GrowRequest { bytes: 4096.into() };
+    assert!(bob.call(CallKind::GrowLog, &[request.as_bytes()]).is_ok());
+    bob.grow_log(welcome.log_bytes_max.get());
+    assert_eq!(space(), welcome.log_bytes_max.get());
 }
 
 #[test]

@@ -6,15 +6,15 @@ use crate::client::{Client, ROOT, cookie, tiny, user};
 use crate::still::StillHost;
 use crate::support::{AreaState, At, Op, Step, model, state_of, time_of, whiteout_body};
 use area::Area;
-use format::call::{CallKind, DigestRequest, GrowRequest};
+use format::call::{CallKind, DigestRequest};
 use format::record::{
     ALLOCATE_KEEP_SIZE, ALLOCATE_PUNCH_HOLE, CreateBody, FileType, Kind, RENAME_EXCHANGE,
     RENAME_REPLACED_OPEN, RENAME_WHITEOUT, RecordHeader, RenameBody, SET_MODE, SET_UID, SetAttrBody,
     UNLINK_DIRECTORY, UNLINK_OPEN, UNNAMED_LINKABLE,
 };
-use format::{Envelope, InodeNumber, PoolUid};
+use format::{BLOCK_BYTES, Envelope, InodeNumber, PoolUid};
 use pmem::{Medium, Recorder};
-use sharedfs::{Config, Daemon, Format, format_pool};
+use sharedfs::{Config, Daemon, Format, RING_START, format_pool};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -191,12 +191,10 @@ impl World {
         self.one.release();
     }
 
-    /// The log goes on in a file twice as large.
+    /// The log uses twice as much of its file.
     pub fn grow(&mut self) {
-        let file_bytes = (2 * self.one.attached.log.bytes()).into();
-        self.one.call(CallKind::GrowLog, &[GrowRequest { file_bytes }.as_bytes()]).unwrap();
-        self.one.renew_ring();
-        self.recorder.returned(SYNCED + self.own);
+        let bytes = 2 * (RING_START + self.one.ring.bytes()).next_multiple_of(BLOCK_BYTES as u64);
+        self.one.grow_log(bytes);
     }
 
     /// Another session attaches, if there is none.
