@@ -8,7 +8,7 @@ use format::{InodeNumber, Name};
 use libfs::{LibFs, Limits};
 use sharedfs::Config;
 use std::io::{IoSlice, IoSliceMut};
-use vfs::engine::{Access, At, Created, Handle, New, NewType, RenameMode};
+use vfs::engine::{Access, At, Created, Handle, New, NewType, Removal, RenameMode};
 use vfs::{Caller, Engine};
 
 const BOTH: Access = Access { read: true, write: true };
@@ -117,6 +117,32 @@ fn a_private_folder_needs_no_call_but_refills() {
     let refills = local.counts.of(CallKind::Refill);
     assert_eq!(after, [(CallKind::Refill, refills)], "calls, beside {before:?}");
     assert!(refills <= ROUNDS / 1000, "{refills} refills in {ROUNDS} rounds");
+}
+
+/// A program that looks small files up and removes them, as a mount does for its kernel, releases many in one call; a
+/// large one it releases with the next close.
+#[test]
+fn references_to_small_files_are_released_together_and_one_to_a_large_file_at_once() {
+    const FILES: u64 = 600;
+    let node = Node::new(roomy());
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    let folder = folder(&libfs, b"folder");
+    let remove_one = |bytes: usize| {
+        let (inode, handle) = create(&libfs, folder, b"file");
+        write(&libfs, handle, At::Offset(0), &vec![7; bytes]);
+        libfs.close(handle);
+        assert_eq!(libfs.unlink(&Caller::ROOT, folder, name(b"file"), Removal::File), Ok(()));
+        libfs.forget(&[inode]);
+        // Each record is digested before the next close.
+        node.daemon().expect("it runs").tidy();
+    };
+    (0..FILES).for_each(|_| remove_one(100));
+    let small = local.counts.of(CallKind::Close);
+    assert!((1..=FILES / 60).contains(&small), "{small} calls for {FILES} small files");
+    remove_one(1 << 20);
+    remove_one(100);
+    assert_eq!(local.counts.of(CallKind::Close), small + 1, "the large one and all before it");
+    assert!(node.daemon().expect("it runs").references() <= 1);
 }
 
 #[test]

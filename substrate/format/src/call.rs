@@ -27,7 +27,7 @@ pub const AHEAD_MAX: usize = 256;
 /// Limit of files of which one call asks for extents, in addition to the one that it is about.
 pub const EXTENTS_AHEAD_MAX: usize = 64;
 
-/// Limit of leases released by one call.
+/// Limit of leases, or of references, released by one call.
 pub const RELEASE_UNITS_MAX: usize = 512;
 
 /// Kind of a call.
@@ -41,7 +41,7 @@ pub enum CallKind {
     Lease = 2,
     /// [`OpenRequest`], then the token of a [`CallKind::Pass`], if any. Response: a [`NodeReply`], with a reference.
     Open = 3,
-    /// [`InodeRequest`]. No response body. Releases the reference and, if `flags` is 1, the lease.
+    /// [`InodeRequest`]s, at most [`RELEASE_UNITS_MAX`]. No response body. Ends the references; if `flags` is 1, the lease too.
     Close = 4,
     /// [`EntriesRequest`]. Response: [`EntriesResponse`], then [`EntryReply`]s with their names.
     Entries = 5,

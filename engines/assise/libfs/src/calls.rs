@@ -237,7 +237,8 @@ impl LibFs {
             let _ = self.release_call(leases);
         }
         let references: Vec<GivenBack> = given_back.iter().filter(|given| !given.lease).copied().collect();
-        let told = references.iter().take_while(|given| self.close_call(given)).count();
+        let told =
+            references.chunks(RELEASE_UNITS_MAX).take_while(|some| self.close_call(some)).flatten().count();
         {
             let mut state = self.state();
             state.end_give_back(given_back);
@@ -247,13 +248,14 @@ impl LibFs {
         self.turn();
     }
 
-    /// Releases a reference. If the session ends meanwhile, its references pass to the next session, and the call is
-    /// repeated there. False if no session got the call.
-    fn close_call(&self, given: &GivenBack) -> bool {
-        let request = InodeRequest { inode: given.inode, flags: U64::new(0) };
+    /// Releases at most [`RELEASE_UNITS_MAX`] references. If the session ends meanwhile, its references pass to the next
+    /// session, and the call is repeated there. False if no session got the call.
+    fn close_call(&self, given_back: &[GivenBack]) -> bool {
+        let request = |given: &GivenBack| InodeRequest { inode: given.inode, flags: U64::new(0) };
+        let requests: Vec<InodeRequest> = given_back.iter().map(request).collect();
         for _ in 0..self.limits.attempts {
             let Ok(line) = self.line() else { return false };
-            match self.call(&line, CallKind::Close, &[request.as_bytes()], &mut Vec::new()) {
+            match self.call(&line, CallKind::Close, &[requests.as_bytes()], &mut Vec::new()) {
                 Ok(Status::Sealed) => {}
                 called => return called.is_ok(),
             }

@@ -207,11 +207,12 @@ impl State {
             return;
         }
         let (inode, last, is_kept) = (node.inode, node.last, node.referenced || node.orphaned);
+        let bytes = node.item.size.get();
         (node.referenced, node.orphaned) = (false, false);
         // A node with undigested records is removed after their digest.
         let is_over = node.nameless && !node.dirty;
         if is_kept {
-            self.add_release(inode, last);
+            self.add_release(inode, last, bytes);
         }
         if is_over {
             self.forget_node(index);

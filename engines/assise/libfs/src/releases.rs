@@ -1,12 +1,19 @@
 //! References that SharedFS keeps for inodes which this process no longer uses, and how they end.
 //!
 //! An inode without a name is removed with its last reference, and a record that comes later would cut the log. So a
-//! reference is released after the last record of its inode is digested: by a call, with the process's next close, or by
+//! reference is released after the last record of its inode is digested: by a call, with a later close of the process, or by
 //! SharedFS, which finds the inode in the open table of a process that makes no call
-//! ([`format::session::OPEN_RELEASED`]).
+//! ([`format::session::OPEN_RELEASED`]). A close makes the call only for many references, or for files that are large
+//! together: a program that removes small files one after the other, as SQLite does with its journals, makes one call for
+//! many of them.
 
 use crate::state::State;
 use format::{InodeNumber, Sequence};
+
+/// Number of references that are released at once.
+const MANY: usize = 64;
+/// Bytes of files whose references are released at once, however few they are: their blocks may be needed.
+const LARGE: u64 = 1 << 20;
 
 /// An inode that is released: the reference to it, or the lease on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,14 +27,16 @@ pub(crate) struct GivenBack {
 pub(crate) struct PendingRelease {
     pub inode: InodeNumber,
     pub after: Sequence,
+    /// The size of the file.
+    pub bytes: u64,
     /// Its position in the open table; none if the table was full.
     pub place: Option<u16>,
 }
 
 impl State {
-    /// Notes that the reference to an inode is to be released.
-    pub fn add_release(&mut self, inode: InodeNumber, after: Sequence) {
-        self.releases.push(PendingRelease { inode, after, place: None });
+    /// Notes that the reference to an inode, a file of so many bytes, is to be released.
+    pub fn add_release(&mut self, inode: InodeNumber, after: Sequence, bytes: u64) {
+        self.releases.push(PendingRelease { inode, after, bytes, place: None });
         self.list_releases();
     }
 
@@ -60,14 +69,25 @@ impl State {
         self.open_places.push(place);
     }
 
-    /// The references that can be released now; true if SharedFS cannot learn of all others from the open table.
+    /// The references that a close releases now; true if SharedFS cannot learn of all others from the open table.
     pub fn ready_releases(&mut self) -> (Vec<GivenBack>, bool) {
         if self.releases.is_empty() {
             return (Vec::new(), false);
         }
-        let ready = self.take_give_back();
+        let ready = if self.are_worth_a_call() { self.take_give_back() } else { Vec::new() };
         let unlisted = self.releases.last().is_some_and(|release| release.place.is_none());
         (ready, unlisted && self.open_table_full())
+    }
+
+    /// Whether the references that can be released now are many, or those of large files, or not in the open table.
+    fn are_worth_a_call(&self) -> bool {
+        let Some(session) = self.session.as_ref() else { return false };
+        let (digested, _) = session.words.digested();
+        let (mut count, mut bytes) = (0, 0u64);
+        self.releases.iter().filter(|release| release.after <= digested).any(|release| {
+            (count, bytes) = (count + 1, bytes.saturating_add(release.bytes));
+            count >= MANY || bytes >= LARGE || release.place.is_none()
+        })
     }
 
     /// The references that can be released now.
@@ -98,7 +118,7 @@ impl State {
     /// Releases that no session has heard of are repeated in the next one.
     pub fn repeat_releases(&mut self, untold: &[GivenBack]) {
         for given in untold {
-            self.add_release(given.inode, Sequence::new(0));
+            self.add_release(given.inode, Sequence::new(0), 0);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::state::{Core, State};
 use ccnvm::{Effect, Event, Mode, SessionId, Ticket, Want};
 use format::call::{
     AHEAD_MAX, InodeRequest, LEASE_READ, LEASE_UNITS_MAX, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply,
-    OpenRequest, RENAME_UNIT, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
+    OpenRequest, RELEASE_UNITS_MAX, RENAME_UNIT, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
 };
 use format::name::COOKIE_SLOTS;
 use format::node::InodeItem;
@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use vfs::access;
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// How often a step is repeated because others changed the tree meanwhile. Each lease is held for a while before it is
 /// revoked, so this is rarely more than once.
@@ -300,15 +300,20 @@ impl Core {
 
     /// [`format::call::CallKind::Close`].
     pub fn close(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
-        let (request, _) = split::<InodeRequest>(body).map_err(|_| Status::Invalid)?;
-        let inode = request.inode;
-        let reap = {
+        let requests = <[InodeRequest]>::ref_from_bytes(body).map_err(|_| Status::Invalid)?;
+        if requests.is_empty() || requests.len() > RELEASE_UNITS_MAX {
+            return Err(Status::Invalid);
+        }
+        let mut reap = false;
+        {
             let mut state = self.state.lock();
             state.live(id)?;
-            state.end_reference(id, inode).map_err(|_| Status::Media)?
-        };
-        if request.flags.get() == 1 {
-            self.release(id, inode)?;
+            for request in requests {
+                reap |= state.end_reference(id, request.inode).map_err(|_| Status::Media)?;
+            }
+        }
+        for request in requests.iter().filter(|request| request.flags.get() == 1) {
+            self.release(id, request.inode)?;
         }
         if reap {
             self.announce_work();
