@@ -250,6 +250,7 @@ impl State {
             if item.links.get() > 0 {
                 continue;
             }
+            self.note_nameless(*inode);
             let by_table = self.sessions.iter().filter(|(holder, session)| {
                 (*kept && **holder == id) || (session.knows(*inode) && session.shared.client.is_open(*inode))
             });

@@ -30,7 +30,7 @@ use ipc::sync::Ordering;
 use ipc::words::LeaseState;
 use mirror::logs::lock_table_file;
 use pmem::{Medium, Region};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vfs::engine::{Lock, LockOwner};
 use vfs::locks::{of_held, to_held};
 use zerocopy::little_endian::{U32, U64};
@@ -53,13 +53,15 @@ pub(crate) struct LockTable {
     /// From when on a slot may be made free, and the file that was looked at last for that.
     evicts_from: u64,
     looked_at: InodeNumber,
+    /// Files among those in `slots` that lost their last name while a process had them open.
+    nameless: BTreeSet<InodeNumber>,
 }
 
 impl LockTable {
     fn new(region: Region) -> Self {
         let free = (0..LOCK_SLOTS as u32).rev().collect();
-        let (slots, looked_at) = (BTreeMap::new(), InodeNumber::NONE);
-        Self { region, slots, free, is_sent: false, evicts_from: 0, looked_at }
+        let (slots, looked_at, nameless) = (BTreeMap::new(), InodeNumber::NONE, BTreeSet::new());
+        Self { region, slots, free, is_sent: false, evicts_from: 0, looked_at, nameless }
     }
 
     /// Opens the lock table that a session of a dead daemon left, if it is whole.
@@ -84,10 +86,14 @@ impl LockTable {
     }
 
     /// If all slots are used: a file on which there were no locks a moment ago, so that its slot can be another file's.
-    /// Files are examined in turn.
+    /// Files are examined in turn, first those without a name, which are not locked in turns with others for long.
     fn victim(&mut self, now: u64) -> Option<InodeNumber> {
-        if !self.free.is_empty() || now < self.evicts_from {
+        if !self.free.is_empty() {
             return None;
+        }
+        let gone = self.nameless.iter().copied().find(|inode| self.locks_on(*inode).is_empty());
+        if gone.is_some() || now < self.evicts_from {
+            return gone;
         }
         self.evicts_from = now.saturating_add(EVICTION_PAUSE_NS);
         let (before, after): (Vec<_>, Vec<_>) =
@@ -315,6 +321,16 @@ impl State {
         Some((slot, lease.generation as u32))
     }
 
+    /// Notes that an inode that a process has open has lost its last name.
+    pub fn note_nameless(&mut self, unit: InodeNumber) {
+        let holder = self.lock_leases.holder(unit).and_then(|holder| self.sessions.get_mut(&holder));
+        if let Some(table) = holder.and_then(|session| session.lock_table.as_mut())
+            && table.slots.contains_key(&unit)
+        {
+            table.nameless.insert(unit);
+        }
+    }
+
     /// Imports the locks on an inode that a session decided. Its lease is over, and the session is outside or sealed.
     pub fn import_locks(&mut self, id: SessionId, unit: InodeNumber) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -322,6 +338,7 @@ impl State {
         let Some(table) = session.lock_table.as_mut() else { return };
         let locks = table.locks_on(unit);
         let Some(slot) = table.slots.remove(&unit) else { return };
+        table.nameless.remove(&unit);
         table.free.push(slot);
         session.shared.daemon.locks()[slot as usize].end();
         self.locks.unreserve(uid);

@@ -1,7 +1,7 @@
 //! Lock leases: SharedFS reads the locks that a session decided from its lock table, whatever the table contains, and
 //! whether or not the session still lives, or the daemon that gave the lease.
 
-use crate::client::{Client, ROOT, new_pool, tiny, user};
+use crate::client::{Client, FILE, ROOT, new_pool, tiny, user};
 use crate::locks::request;
 use ccnvm::LockLimits;
 use format::call::{
@@ -12,6 +12,7 @@ use format::locks::{
     HeldLock, LOCK_LIST_BYTES, LOCK_LIST_MAX, LOCK_SLOT_BYTES, LOCK_SLOTS, LOCK_TABLE_BYTES, LockList,
     list_offset,
 };
+use format::record::UNLINK_OPEN;
 use format::{InodeNumber, Sequence};
 use ipc::words::{FenceBy, LeaseState};
 use ipc::{Host, SystemHost};
@@ -331,6 +332,33 @@ fn a_slot_without_locks_is_for_another_file() {
     let held = all.iter().filter(|holder| holder.holds(&one)).count();
     assert_eq!(held, LOCK_SLOTS - 2, "the others have locks");
     assert!(lease(&one, request(known(2000), 11, LOCK_SHARED, 0)).is_none());
+}
+
+/// A program that creates, opens, locks and removes one file after the other decides the locks on each, however fast it
+/// is.
+#[test]
+fn slots_of_removed_files_are_for_others_at_once() {
+    let (_folder, _medium, daemon) = fresh(config());
+    let mut one = attach(&daemon, 0);
+    one.write_lease(ROOT);
+    for number in 0..4 * LOCK_SLOTS {
+        let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
+        let mut holder = lease(&one, request(file, 11, LOCK_EXCLUSIVE, 0));
+        holder.as_mut().unwrap_or_else(|| panic!("file {number} has no slot")).write(&[]);
+        assert!(one.unlink(ROOT, b"file", file, UNLINK_OPEN));
+        one.digest(true).unwrap();
+        one.close(file, 0);
+    }
+    // Not those of removed files that are still locked.
+    let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
+    let holder = lease(&one, request(file, 11, LOCK_EXCLUSIVE, 0)).expect("there is a slot");
+    assert!(one.unlink(ROOT, b"file", file, UNLINK_OPEN));
+    one.digest(true).unwrap();
+    for number in 0..2 * LOCK_SLOTS {
+        let (other, _) = one.create(ROOT, number.to_string().as_bytes(), FILE | 0o644);
+        lease(&one, request(other, 11, LOCK_EXCLUSIVE, 0));
+    }
+    assert!(holder.holds(&one));
 }
 
 #[test]
