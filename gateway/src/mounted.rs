@@ -23,20 +23,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 use vfs::Engine;
 
 /// Limit of the header and the fixed fields of a message.
 const HEADER_BYTES_MAX: usize = 4096;
-/// How long a thread polls the kernel for a message before it sleeps: about the time of a wake-up.
-const LOOK: Duration = Duration::from_micros(40);
-/// Unsuccessful polls in a row after which threads no longer poll.
-const LOOKS_MAX: u32 = 4;
-/// A poll that takes this long was interrupted: another program needs this processor, perhaps the one whose request is
-/// expected.
-const INTERRUPTED: Duration = Duration::from_micros(20);
-/// Number of messages that are then taken without polling.
-const REST: u32 = 256;
 /// A longer read or write is not brief.
 const BRIEF_BYTES_MAX: usize = 64 << 10;
 /// Messages in a row that were taken while another one waited, after which threads serve concurrently. A few in a row
@@ -63,10 +53,6 @@ struct Shared {
     threads_max: usize,
     /// Threads that take a message or wait for the turn.
     idle: Word,
-    /// Number of unsuccessful polls that are left.
-    looks: Word,
-    /// Messages to take before the next poll.
-    rest: Word,
     /// Messages in a row that were taken while another one waited.
     backlog: Word,
 }
@@ -151,8 +137,6 @@ pub fn serve_guarded(
         threads_max: options.threads_max.max(options.threads),
         idle: Word::new(0),
         maps_shared: agreed.maps_shared,
-        looks: Word::new(0),
-        rest: Word::new(0),
         backlog: Word::new(0),
     });
     let recalls = shared.gateway.start_recalls().map_err(Error::Host);
@@ -259,7 +243,7 @@ fn shake_hands(device: &File, message_bytes_max: u32, may_cache: bool) -> Result
 
 impl Shared {
     fn work(self: &Arc<Self>) -> Result<(), Error> {
-        let take = |message: &mut Vec<u8>| self.receive_soon(message);
+        let take = |message: &mut Vec<u8>| receive(&self.device.file, message);
         let _at_end = turn::AtEnd;
         let mut kept = None;
         loop {
@@ -298,42 +282,6 @@ impl Shared {
             // If it fails, the existing threads continue.
             let _ = start(self, count);
         }
-    }
-
-    /// Takes a message. A program that has just got an answer often sends the next request at once, and a wake-up of
-    /// this thread would take longer than that. So the thread polls before it sleeps, unless recent polls were
-    /// unsuccessful, or other threads need the processor.
-    fn receive_soon(&self, message: &mut Vec<u8>) -> Result<Option<usize>, Error> {
-        // Relaxed, here and below: a hint. Only the thread that has the turn writes these words.
-        let rest = self.rest.load(Ordering::Relaxed);
-        if rest > 0 {
-            self.rest.store(rest - 1, Ordering::Relaxed);
-            return receive(&self.device.file, message);
-        }
-        let looks = self.looks.load(Ordering::Relaxed);
-        if looks > 0 {
-            let mut last = self.host.now();
-            let until = last.after(LOOK);
-            while last < until {
-                if self.has_more() {
-                    self.looks.store(LOOKS_MAX, Ordering::Relaxed);
-                    return receive(&self.device.file, message);
-                }
-                let now = self.host.now();
-                if now.since(last) > INTERRUPTED {
-                    self.rest.store(REST, Ordering::Relaxed);
-                    return receive(&self.device.file, message);
-                }
-                last = now;
-            }
-            self.looks.store(looks - 1, Ordering::Relaxed);
-        }
-        let begin = self.host.now();
-        let received = receive(&self.device.file, message);
-        if self.host.now().since(begin) < LOOK {
-            self.looks.store(LOOKS_MAX, Ordering::Relaxed);
-        }
-        received
     }
 
     /// Whether messages are waiting, and have been for several messages in a row.
