@@ -100,8 +100,8 @@ impl Gateway {
         Ok(Answer::Ready)
     }
 
-    /// A message without changes is a `chown` that changes neither user nor group, which clears set-id bits; every
-    /// other call without changes ends in the kernel.
+    /// A message without changes is a `chown` that changes neither user nor group, which clears set-id bits; or it comes
+    /// before a write that clears them. Every other call without changes ends in the kernel.
     pub(crate) fn setattr(
         &self,
         header: &InHeader,
@@ -128,7 +128,16 @@ impl Gateway {
         } else {
             Target::Node(node(header))
         };
-        let attributes = self.engine.setattr(&caller(header), target, &changes)?;
+        let caller = caller(header);
+        if fields.valid & (what | fattr::UID | fattr::GID) == 0 {
+            let attributes = self.engine.getattr(target)?;
+            let loses_set_ids = access::after_write(&caller, &attributes) != attributes.mode;
+            if loses_set_ids && !caller.owns(&attributes) {
+                // The write itself clears them.
+                return Ok(self.tell_attributes(&attributes, None, reply));
+            }
+        }
+        let attributes = self.engine.setattr(&caller, target, &changes)?;
         if let Some(size) = changes.size {
             self.is_cut(attributes.inode, size);
         }
