@@ -278,7 +278,6 @@ impl TreeState {
             }
             self.set_size(number, size);
         }
-        let resized = changes.size.is_some_and(|size| size != old.size || may_write);
         let at = |time| match time {
             SetTime::Now => now,
             SetTime::To(time) => time,
@@ -290,7 +289,7 @@ impl TreeState {
         new.atime_ns = changes.atime.map_or(old.atime_ns, at);
         new.mtime_ns = match changes.mtime {
             Some(time) => at(time),
-            None if resized => now,
+            None if changes.size.is_some() => now,
             None => old.mtime_ns,
         };
         new.ctime_ns = now;

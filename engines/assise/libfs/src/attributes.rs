@@ -80,13 +80,12 @@ impl State {
         if changes.size.is_some_and(|size| size > FILE_BYTES_MAX) {
             return Err(Error::FileTooBig.into());
         }
-        let resized = changes.size.filter(|size| *size != old.size || may_write || mode != old.mode);
-        if let Some(size) = resized {
+        if let Some(size) = changes.size {
             self.truncate(caller, index, size)?;
         }
         let time_ns = self.time(&[index]);
         let body = set_attr_body(&self.attributes(index), mode, changes, time_ns);
-        if resized.is_none() || body.mask.get() != 0 {
+        if changes.size.is_none() || body.mask.get() != 0 {
             self.append_set_attr(index, &body, time_ns)?;
         }
         Ok(self.attributes(index))
@@ -176,6 +175,11 @@ impl LibFs {
                 match self.call(&line, CallKind::GetXattr, &[request.as_bytes(), name], &mut response)? {
                     Status::Ok => Some(response),
                     Status::NoAttribute => None,
+                    // A caller who may only write the file asks whether there is the attribute.
+                    Status::Access if mode == LEASE_WRITE => {
+                        let Some(names) = self.xattr_names_in_area(node)? else { continue };
+                        names.split(|byte| *byte == 0).any(|one| one == name).then(Vec::new)
+                    }
                     Status::Sealed | Status::Invalid => continue,
                     // The inode was removed meanwhile; the caller repeats the walk.
                     Status::NotFound => return Err(Error::Stale),
@@ -273,6 +277,20 @@ impl LibFs {
         Err(Error::Io)
     }
 
+    /// The names of a node's attributes in the area, each ended by a zero byte; `None` if the call is to be repeated.
+    fn xattr_names_in_area(&self, node: InodeNumber) -> vfs::engine::Result<Option<Vec<u8>>> {
+        let line = self.line()?;
+        let request = InodeRequest { inode: node, flags: U64::new(0) };
+        let mut names = Vec::new();
+        match self.call(&line, CallKind::ListXattr, &[request.as_bytes()], &mut names)? {
+            Status::Ok => Ok(Some(names)),
+            Status::Sealed | Status::Invalid => Ok(None),
+            // The inode was removed meanwhile; the caller repeats the walk.
+            Status::NotFound => Err(Error::Stale),
+            refused => Err(error_of(refused)),
+        }
+    }
+
     pub(crate) fn list_xattr_names(
         &self,
         caller: &Caller,
@@ -284,23 +302,13 @@ impl LibFs {
                 state.hold(index, LEASE_READ)?;
                 Ok((state.xattr_view(index), !state.nodes.get(index).bare))
             })?;
-            let mut response = Vec::new();
-            if in_area {
-                let line = self.line()?;
-                let request = InodeRequest { inode: node, flags: U64::new(0) };
-                match self.call(&line, CallKind::ListXattr, &[request.as_bytes()], &mut response)? {
-                    Status::Ok => {}
-                    Status::Sealed | Status::Invalid => continue,
-                    // The inode was removed meanwhile; the caller repeats the walk.
-                    Status::NotFound => return Err(Error::Stale),
-                    refused => return Err(error_of(refused)),
-                }
-            }
+            let found = if in_area { self.xattr_names_in_area(node)? } else { Some(Vec::new()) };
+            let Some(found) = found else { continue };
             let merged = self.run(|state| {
                 let index = state.pinned(node)?;
                 state.hold(index, LEASE_READ)?;
                 let current = state.xattr_view(index) == view;
-                Ok(current.then(|| merge_names(&response, state, index)))
+                Ok(current.then(|| merge_names(&found, state, index)))
             })?;
             if let Some(names) = merged {
                 let seen = names.iter().filter(|name| access::lists_xattr(caller, name));
