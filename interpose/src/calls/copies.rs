@@ -108,6 +108,54 @@ fn given(address: u64) -> Result<Option<i64>, Errno> {
     if address == 0 { Ok(None) } else { memory::read_value(address).map(Some) }
 }
 
+/// Checks that data can be copied from one file to the other.
+fn check_files(from: &Side, to: &Side) -> Result<(), Errno> {
+    let kinds = [from.kind()?, to.kind()?];
+    if kinds.contains(&libc::S_IFDIR) {
+        return Err(Errno(libc::EISDIR));
+    }
+    if kinds != [libc::S_IFREG; 2] {
+        return Err(Errno(libc::EINVAL));
+    }
+    let open = from.reads()? && to.writes()? && to.flags()? & libc::O_APPEND == 0;
+    if open { Ok(()) } else { Err(Errno(libc::EBADF)) }
+}
+
+/// `FICLONE` and `FICLONERANGE`: files of the tree share no blocks. The errors of the two files come first.
+pub fn clone_range(from: i32, to: &DescriptionRef) -> Answer {
+    let from = Side::of(from)?;
+    if let Side::Kernel(_) = from {
+        return Err(Errno(libc::EXDEV).into());
+    }
+    check_files(&from, &Side::Ours(to.clone()))?;
+    Err(Errno(libc::EOPNOTSUPP).into())
+}
+
+/// `FIDEDUPERANGE`: likewise.
+pub fn share_same(from: &DescriptionRef, address: u64) -> Answer {
+    /// Bytes of the request, and of each range in it.
+    const HEAD: usize = 24;
+    const RANGE: usize = 32;
+    /// The request is at most a page.
+    const REQUEST_BYTES_MAX: usize = 4096;
+    let count: u16 = memory::read_value(address + 16)?;
+    let bytes = HEAD + RANGE * usize::from(count);
+    if bytes > REQUEST_BYTES_MAX {
+        return Err(Errno(libc::ENOMEM).into());
+    }
+    let mut request = vec![0; bytes];
+    memory::read_bytes(address, &mut request)?;
+    let from = Side::Ours(from.clone());
+    if !from.reads()? || request[18..HEAD].iter().any(|byte| *byte != 0) {
+        return Err(Errno(libc::EINVAL).into());
+    }
+    match from.kind()? {
+        libc::S_IFDIR => Err(Errno(libc::EISDIR).into()),
+        libc::S_IFREG => Err(Errno(libc::EOPNOTSUPP).into()),
+        _ => Err(Errno(libc::EINVAL).into()),
+    }
+}
+
 /// `copy_file_range`: between the tree and other files it fails as between file systems, and programs copy by
 /// themselves.
 pub fn copy_file_range(call: &Call) -> Answer {
@@ -117,16 +165,7 @@ pub fn copy_file_range(call: &Call) -> Answer {
     if flags as u32 != 0 {
         return Err(Errno(libc::EINVAL).into());
     }
-    let kinds = [from.kind()?, to.kind()?];
-    if kinds.contains(&libc::S_IFDIR) {
-        return Err(Errno(libc::EISDIR).into());
-    }
-    if kinds != [libc::S_IFREG; 2] {
-        return Err(Errno(libc::EINVAL).into());
-    }
-    if !from.reads()? || !to.writes()? || to.flags()? & libc::O_APPEND != 0 {
-        return Err(Errno(libc::EBADF).into());
-    }
+    check_files(&from, &to)?;
     let (Side::Ours(from), Side::Ours(to)) = (&from, &to) else { return Err(Errno(libc::EXDEV).into()) };
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     let room = sizes::room(to.handle(), to_offset.map(|offset| offset as u64), bytes)?;

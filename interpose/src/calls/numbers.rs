@@ -1,5 +1,6 @@
 //! Calls on descriptors: duplicating, closing, flags, locks.
 
+use super::copies;
 use super::data::mount;
 use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, Refusal, is_path};
@@ -14,6 +15,8 @@ const FIONCLEX: u64 = 0x5450;
 const FIOCLEX: u64 = 0x5451;
 const FIGETBSZ: u64 = 2;
 const FIEMAP: u64 = 0xc020_660b;
+const FIOQSIZE: u64 = 0x5460;
+const FIDEDUPERANGE: u64 = 0xc018_9436;
 const FICLONE: u64 = 0x4004_9409;
 const FICLONERANGE: u64 = 0x4020_940d;
 /// Locks that Linux had until 5.17: it ignores requests for them.
@@ -157,7 +160,8 @@ pub fn fcntl(call: &Call) -> Answer {
             Ok(0)
         }
         // A regular file never sends these signals.
-        libc::F_SETOWN | libc::F_GETOWN => Ok(0),
+        libc::F_SETOWN => check_owner(call.int(2)),
+        libc::F_GETOWN => Ok(0),
         libc::F_GETLEASE => Ok(libc::F_UNLCK as u64),
         libc::F_SETLEASE if !(libc::F_RDLCK..=libc::F_UNLCK).contains(&call.int(2)) => {
             Err(Errno(libc::EINVAL).into())
@@ -166,6 +170,18 @@ pub fn fcntl(call: &Call) -> Answer {
         libc::F_SETLEASE => Err(Errno(libc::EAGAIN).into()),
         _ => Err(Errno(libc::EINVAL).into()),
     }
+}
+
+/// Checks the process, or the negated process group, that is to own a file.
+fn check_owner(owner: i32) -> Answer {
+    let number = owner.checked_abs().ok_or(Errno(libc::EINVAL))?;
+    let exists = |whom: i32| {
+        // SAFETY: takes no memory, and signal 0 is only a question.
+        let asked = unsafe { raw::try_call(libc::SYS_kill, &[raw::number(whom), 0]) };
+        asked != Err(Errno(libc::ESRCH))
+    };
+    // The kernel looks for the number among processes and groups.
+    if number == 0 || exists(number) || exists(-number) { Ok(0) } else { Err(Errno(libc::ESRCH).into()) }
 }
 
 /// `flock`
@@ -210,7 +226,22 @@ pub fn ioctl(call: &Call) -> Answer {
             memory::write_value(call.arguments[2], &left)?;
             Ok(0)
         }
-        FICLONE | FICLONERANGE | FIEMAP => Err(Errno(libc::EOPNOTSUPP).into()),
+        FIOQSIZE => {
+            let status = mount().attributes(crate::mount::Target::Open(file))?;
+            let kind = u32::from(status.stx_mode) & libc::S_IFMT;
+            if !matches!(kind, libc::S_IFREG | libc::S_IFDIR) {
+                return Err(Errno(libc::ENOTTY).into());
+            }
+            memory::write_value(call.arguments[2], &(status.stx_blocks * 512))?;
+            Ok(0)
+        }
+        FICLONE => copies::clone_range(call.arguments[2] as i32, &held),
+        FICLONERANGE => {
+            let [from, ..] = memory::read_value::<[i64; 4]>(call.arguments[2])?;
+            copies::clone_range(from as i32, &held)
+        }
+        FIDEDUPERANGE => copies::share_same(&held, call.arguments[2]),
+        FIEMAP => Err(Errno(libc::EOPNOTSUPP).into()),
         _ => Err(Errno(libc::ENOTTY).into()),
     }
 }

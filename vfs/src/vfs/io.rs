@@ -37,10 +37,11 @@ impl<E: Engine> Vfs<E> {
     /// # Errors
     /// `BadDescriptor`, `IsDirectory`; those of [`Engine::read`].
     pub fn read(&self, file: &File, into: &mut [IoSliceMut<'_>]) -> Result<usize, Error> {
-        let handle = readable(file)?;
+        let handle = file.readable()?;
         let asked = into.iter().map(|slice| slice.len()).sum();
         file.with_offset(|offset| {
             let start = start_of(offset.cast_signed(), asked)?;
+            refuse_directory(file)?;
             let bytes = self.read_at(handle, start, into)?;
             *offset += bytes as u64;
             Ok(bytes)
@@ -58,12 +59,14 @@ impl<E: Engine> Vfs<E> {
         into: &mut [IoSliceMut<'_>],
         flags: c_int,
     ) -> Result<usize, Error> {
-        let handle = readable(file)?;
+        let handle = file.readable()?;
         if flags & !IO_FLAGS != 0 || flags & libc::RWF_APPEND != 0 {
             return Err(Error::NotSupported);
         }
         let all = into.iter().map(|slice| slice.len()).sum();
-        self.read_at(handle, start_of(offset, all)?, into)
+        let start = start_of(offset, all)?;
+        refuse_directory(file)?;
+        self.read_at(handle, start, into)
     }
 
     /// `write`, `writev`: writes at the offset, or with `O_APPEND` at the end; the offset moves behind the written
@@ -334,9 +337,8 @@ fn appends(status: c_int, flags: c_int) -> bool {
     flags & libc::RWF_NOAPPEND == 0 && (status & libc::O_APPEND != 0 || flags & libc::RWF_APPEND != 0)
 }
 
-fn readable(file: &File) -> Result<Handle, Error> {
-    let handle = file.readable()?;
-    if file.file_type == FileType::Directory { Err(Error::IsDirectory) } else { Ok(handle) }
+fn refuse_directory(file: &File) -> Result<(), Error> {
+    if file.file_type == FileType::Directory { Err(Error::IsDirectory) } else { Ok(()) }
 }
 
 /// Where a range of so many bytes begins; it may not end beyond the largest offset.
