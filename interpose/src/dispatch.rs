@@ -295,9 +295,11 @@ pub fn retry_in_mount(number: usize, arguments: &Arguments) -> Option<i64> {
     if found.is_empty() {
         return None;
     }
-    match serve(&call.redirected(&found), row.name, function) {
+    let call = call.redirected(&found);
+    match serve(&call, row.name, function) {
         Routed::Answered(result) => Some(result),
-        Routed::Kernel | Routed::OtherPaths(..) => None,
+        Routed::Kernel => Some(call.raw()),
+        Routed::OtherPaths(call, _paths) => Some(call.raw()),
     }
 }
 

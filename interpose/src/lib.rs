@@ -65,6 +65,7 @@ mod symbols;
 mod table;
 mod tell;
 pub mod tree;
+mod walk;
 
 #[cfg(target_arch = "x86_64")]
 pub use signals::wait_until_signal;

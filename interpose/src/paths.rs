@@ -28,12 +28,12 @@ use crate::mount::{Errno, MountPath, Target};
 use crate::raw;
 use crate::start::{Site, site};
 use crate::table::PathArgument;
+use crate::walk::{Walked, walk, walk_by};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Linux's PATH_MAX, with its NUL.
 pub const PATH_BYTES_MAX: usize = 4096;
-const LINKS_MAX: usize = 40;
 /// The kernel's working directory while that of the process is ours.
 const UNWRITABLE_FOLDER: &CStr = c"/proc/self/fdinfo";
 
@@ -55,12 +55,15 @@ pub enum ResolvedPath {
     Kernel,
 }
 
-/// An absolute path without links, `.` and `..`.
-enum Walked {
-    /// The part below the prefix.
-    Mount(Vec<u8>),
-    /// A path outside of the mount.
-    Kernel(CString),
+impl ResolvedPath {
+    /// The path from the root of the mount, or `Some(None)` for a path of the kernel's; `None` for one that starts elsewhere.
+    fn whole_path(&self) -> Option<Option<&[u8]>> {
+        match self {
+            Self::Mount(None, path) => Some(Some(path)),
+            Self::Kernel => Some(None),
+            Self::Mount(Some(_), _) | Self::Open(_) => None,
+        }
+    }
 }
 
 /// Asks the kernel for the umask, before the program has threads.
@@ -99,12 +102,12 @@ pub fn normal(path: &[u8]) -> Option<Vec<u8>> {
     Some(normal)
 }
 
-fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+pub fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".")
 }
 
 /// The part of an absolute path after the prefix, without its leading slashes.
-fn below<'a>(site: &Site, path: &'a [u8]) -> Option<&'a [u8]> {
+pub fn below<'a>(site: &Site, path: &'a [u8]) -> Option<&'a [u8]> {
     if HAS_OTHER_ROOT.load(Ordering::Relaxed) {
         return None;
     }
@@ -334,7 +337,7 @@ pub fn path_of(held: &DescriptionRef) -> Result<Vec<u8>, Errno> {
 }
 
 /// The descriptor that a path names by `/proc/self/fd/N` or a similar path, if it is ours, and the rest of the path.
-fn magic(path: &[u8]) -> Option<(i32, &[u8])> {
+pub fn magic(path: &[u8]) -> Option<(i32, &[u8])> {
     let standard = [(&b"/dev/stdin"[..], 0), (b"/dev/stdout", 1), (b"/dev/stderr", 2)];
     if let Some((_, fd)) = standard.into_iter().find(|(name, _)| *name == path) {
         return descriptors::is_ours(fd).then_some((fd, &[]));
@@ -354,6 +357,14 @@ fn magic(path: &[u8]) -> Option<(i32, &[u8])> {
 fn number(digits: &[u8]) -> Option<i32> {
     let plain = digits.first().is_some_and(u8::is_ascii_digit);
     plain.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
+}
+
+/// An open file, which has to be a directory because slashes follow its name.
+fn as_directory(held: DescriptionRef) -> Result<DescriptionRef, Errno> {
+    let site = site().ok_or(Errno(libc::EIO))?;
+    let mode = site.mount.attributes(Target::Open(held.handle()))?.stx_mode;
+    let is_directory = u32::from(mode) & libc::S_IFMT == libc::S_IFDIR;
+    if is_directory { Ok(held) } else { Err(Errno(libc::ENOTDIR)) }
 }
 
 /// Resolves a path of a call.
@@ -377,8 +388,13 @@ pub fn resolve(call: &Call, argument: PathArgument) -> Result<ResolvedPath, Errn
                 descriptors::get(fd).map(ResolvedPath::Open)
             }
             Some((fd, rest)) if !rest.is_empty() => {
-                let rest = rest.iter().skip_while(|byte| **byte == b'/').copied().collect();
-                Ok(ResolvedPath::Mount(Some(descriptors::get(fd)?), rest))
+                let slashes = rest.iter().take_while(|byte| **byte == b'/').count();
+                match &rest[slashes..] {
+                    // The name is one of the kernel's.
+                    [] if argument.entry => Ok(ResolvedPath::Kernel),
+                    [] => as_directory(descriptors::get(fd)?).map(ResolvedPath::Open),
+                    rest => Ok(ResolvedPath::Mount(Some(descriptors::get(fd)?), rest.to_vec())),
+                }
             }
             _ => Ok(path_of_created_prefix(site, call, argument)
                 .map_or(ResolvedPath::Kernel, |rest| ResolvedPath::Mount(None, rest))),
@@ -419,7 +435,7 @@ pub fn serve(call: &Call, at: PathArgument, work: impl Fn(Target<'_>) -> Result<
     };
     let place = MountPath { dir: dir.as_ref().map(DescriptionRef::handle), path: &path };
     match work(Target::Named(place, at.follow)) {
-        Err(Errno::LEAVES) => match walk(&absolute(dir.as_ref(), &path)?, at.follow)? {
+        Err(Errno::LEAVES) => match walk(&absolute(dir.as_ref(), &path)?, at.end())? {
             Walked::Mount(path) => Ok(work(Target::Named(MountPath { dir: None, path: &path }, false))?),
             Walked::Kernel(path) => Err(Refusal::OtherPaths(vec![(at, path)])),
         },
@@ -439,6 +455,12 @@ pub fn serve_two(
 ) -> Answer {
     let (from, to) = (resolve(call, one)?, resolve(call, two)?);
     let cross_device = Refusal::Errno(Errno(libc::EXDEV));
+    if one.entry {
+        let (from, to) = (from.whole_path(), to.whole_path());
+        if let (Some(from), Some(to)) = (from, to) {
+            refuse_root(from, to)?;
+        }
+    }
     let (from_dir, from_path, to_dir, to_path) = match (from, to) {
         (ResolvedPath::Kernel, ResolvedPath::Kernel) => return Err(Refusal::Pass),
         (ResolvedPath::Open(from), ResolvedPath::Mount(dir, path)) => {
@@ -456,8 +478,11 @@ pub fn serve_two(
         Err(Errno::LEAVES) => {}
         result => return Ok(result?),
     }
-    let from = walk(&absolute(from_dir.as_ref(), &from_path)?, one.follow)?;
-    let to = walk(&absolute(to_dir.as_ref(), &to_path)?, two.follow)?;
+    let from = walk(&absolute(from_dir.as_ref(), &from_path)?, one.end())?;
+    let to = walk(&absolute(to_dir.as_ref(), &to_path)?, two.end())?;
+    if one.entry {
+        refuse_root(from.in_mount(), to.in_mount())?;
+    }
     match (from, to) {
         (Walked::Mount(from), Walked::Mount(to)) => {
             let from = Target::Named(MountPath { dir: None, path: &from }, false);
@@ -465,6 +490,20 @@ pub fn serve_two(
         }
         (Walked::Kernel(from), Walked::Kernel(to)) => Err(Refusal::OtherPaths(vec![(one, from), (two, to)])),
         _ => Err(cross_device),
+    }
+}
+
+/// Refuses to rename the root of the mount by its name in the kernel's tree, or another name over it. `None` is a path of the
+/// kernel's.
+///
+/// # Errors
+/// EBUSY, as for a mount point; EXDEV if the other name is within the mount.
+fn refuse_root(from: Option<&[u8]>, to: Option<&[u8]>) -> Result<(), Errno> {
+    let is_root = |path: Option<&[u8]>| path.is_some_and(|path| path.iter().all(|byte| *byte == b'/'));
+    match (is_root(from), is_root(to)) {
+        (true, false) | (false, true) if from.is_some() && to.is_some() => Err(Errno(libc::EXDEV)),
+        (false, false) => Ok(()),
+        _ => Err(Errno(libc::EBUSY)),
     }
 }
 
@@ -479,69 +518,8 @@ fn absolute(dir: Option<&DescriptionRef>, path: &[u8]) -> Result<Vec<u8>, Errno>
     Ok(whole)
 }
 
-/// Walks an absolute path component by component, through the kernel's tree and the mount; returns a path without
-/// links.
-fn walk(path: &[u8], follow: bool) -> Result<Walked, Errno> {
-    let site = site().ok_or(Errno(libc::EIO))?;
-    let mut done: Vec<u8> = Vec::new();
-    let mut todo: Vec<Vec<u8>> = components(path).rev().map(<[u8]>::to_vec).collect();
-    let mut directory = path.ends_with(b"/") || path.ends_with(b"/.");
-    let mut links = 0;
-    while let Some(part) = todo.pop() {
-        if part == b".." {
-            let cut = done.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-            done.truncate(cut);
-            continue;
-        }
-        let parent = done.len();
-        done.push(b'/');
-        done.extend_from_slice(&part);
-        if done.len() >= PATH_BYTES_MAX {
-            return Err(Errno(libc::ENAMETOOLONG));
-        }
-        let last = todo.is_empty() && !directory;
-        if last && !follow {
-            break;
-        }
-        let Some(target) = link_at(site, &done, last)? else { continue };
-        links += 1;
-        if links > LINKS_MAX {
-            return Err(Errno(libc::ELOOP));
-        }
-        done.truncate(if target.first() == Some(&b'/') { 0 } else { parent });
-        directory |= todo.is_empty() && target.ends_with(b"/");
-        todo.extend(components(&target).rev().map(<[u8]>::to_vec));
-    }
-    if directory || done.is_empty() {
-        done.push(b'/');
-    }
-    if let Some(rest) = below(site, &done) {
-        return Ok(Walked::Mount(rest.to_vec()));
-    }
-    CString::new(done).map(Walked::Kernel).map_err(|_| Errno(libc::EINVAL))
-}
-
-/// The target of the link at an absolute path that has no links before its end; `None` if there is no link. `last`: the
-/// link is the end of the path.
-fn link_at(site: &Site, path: &[u8], last: bool) -> Result<Option<Vec<u8>>, Errno> {
-    if let Some((fd, _)) = magic(path) {
-        return descriptors::get(fd).and_then(|held| path_of(&held)).map(Some);
-    }
-    let target = match below(site, path) {
-        Some([]) => return Ok(None),
-        Some(rest) => site.mount.readlink(MountPath { dir: None, path: rest }),
-        None => kernel_links::target(path).and_then(|target| {
-            if last { kernel_links::may_follow(path).map(|()| target) } else { Ok(target) }
-        }),
-    };
-    match target {
-        Ok(target) => Ok(Some(target)),
-        Err(Errno(libc::EACCES | libc::EIO | libc::ELOOP)) => target.map(Some),
-        Err(_) => Ok(None),
-    }
-}
-
-/// Called if the kernel did not find a path: the path in the mount to which it leads, if any.
+/// Called if the kernel did not find a path: the path in the mount to which it leads, if any, or the kernel's path to which
+/// it leads through the mount.
 pub fn path_into_mount(site: &Site, call: &Call, at: PathArgument) -> Option<CString> {
     let path = memory::read_string(call.arguments[usize::from(at.path)], PATH_BYTES_MAX).ok()?;
     let dir = at.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
@@ -556,8 +534,12 @@ pub fn path_into_mount(site: &Site, call: &Call, at: PathArgument) -> Option<CSt
     if by_text == Some(false) && !meets_link(dir, path) {
         return None;
     }
-    let Walked::Mount(rest) = walk(&whole, at.follows(call)).ok()? else { return None };
-    CString::new([site.prefix.as_slice(), b"/", &rest].concat()).ok()
+    match walk_by(&whole, at.end_in(call)).ok()? {
+        (Walked::Mount(rest), _) => CString::new([site.prefix.as_slice(), b"/", &rest].concat()).ok(),
+        // A path without links and `..` does not meet the restrictions of `openat2` any more.
+        (Walked::Kernel(path), true) if call.number as i64 != libc::SYS_openat2 => Some(path),
+        (Walked::Kernel(_), _) => None,
+    }
 }
 
 /// Whether the path contains a symbolic link of the kernel's.

@@ -5,6 +5,7 @@ use crate::calls::{
     copies, data, directory, maps, names, numbers, opens, process, refused, rings, special, status, waits,
 };
 use crate::dispatch::{Answer, Call};
+use crate::walk::End;
 
 /// The position of a path in the arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +24,22 @@ pub struct PathArgument {
     pub null: bool,
     /// A path of a call that makes a name.
     pub makes: bool,
+    /// The call is about the name at the path's end, also if slashes follow it.
+    pub entry: bool,
 }
 
 /// A path that starts from the root or from the working directory.
 pub const fn path(path: u8) -> PathArgument {
-    PathArgument { dir: None, path, follow: true, open_flags: None, empty: false, null: false, makes: false }
+    PathArgument {
+        dir: None,
+        path,
+        follow: true,
+        open_flags: None,
+        empty: false,
+        null: false,
+        makes: false,
+        entry: false,
+    }
 }
 
 /// A path that can start from a directory descriptor.
@@ -39,6 +51,11 @@ impl PathArgument {
     /// The same for a call on the link itself.
     pub const fn itself(self) -> Self {
         Self { follow: false, ..self }
+    }
+
+    /// The same in a call that makes, removes or renames the name itself.
+    pub const fn entry(self) -> Self {
+        Self { entry: true, ..self.itself() }
     }
 
     const fn or_file(self) -> Self {
@@ -59,10 +76,19 @@ impl PathArgument {
         Self { makes: true, ..self }
     }
 
-    /// Whether a call follows a symbolic link at the path's end, as far as the table says it.
-    pub fn follows(self, call: &Call) -> bool {
+    /// What a walk does with the end of the path.
+    pub fn end(self) -> End {
+        match (self.entry, self.follow) {
+            (true, _) => End::Entry,
+            (false, true) => End::Follow,
+            (false, false) => End::Itself,
+        }
+    }
+
+    /// The same for a call of which only the table is known, and its flags of `open`.
+    pub fn end_in(self, call: &Call) -> End {
         let flags = self.open_flags.map_or(0, |argument| call.int(usize::from(argument)));
-        self.follow && flags & libc::O_NOFOLLOW == 0
+        Self { follow: self.follow && flags & libc::O_NOFOLLOW == 0, ..self }.end()
     }
 }
 
@@ -200,13 +226,13 @@ pub static ROWS: &[Row] = &[
     row(79, "getcwd", Always(directory::getcwd)),
     row(80, "chdir", Always(directory::chdir)),
     row(81, "fchdir", Always(directory::fchdir)),
-    row(82, "rename", Paths(const { &[path(0).itself().makes(), path(1).itself().makes()] }, names::rename)),
-    row(83, "mkdir", Paths(const { &[path(0).itself().makes()] }, names::mkdir)),
-    row(84, "rmdir", Paths(const { &[path(0).itself()] }, names::rmdir)),
+    row(82, "rename", Paths(const { &[path(0).entry().makes(), path(1).entry().makes()] }, names::rename)),
+    row(83, "mkdir", Paths(const { &[path(0).entry().makes()] }, names::mkdir)),
+    row(84, "rmdir", Paths(const { &[path(0).entry()] }, names::rmdir)),
     row(85, "creat", Paths(const { &[path(0)] }, opens::creat)),
-    row(86, "link", Paths(const { &[path(0).itself().makes(), path(1).itself().makes()] }, names::link)),
-    row(87, "unlink", Paths(const { &[path(0).itself()] }, names::unlink)),
-    row(88, "symlink", Paths(const { &[path(1).itself().makes()] }, names::symlink)),
+    row(86, "link", Paths(const { &[path(0).itself().makes(), path(1).entry().makes()] }, names::link)),
+    row(87, "unlink", Paths(const { &[path(0).entry()] }, names::unlink)),
+    row(88, "symlink", Paths(const { &[path(1).entry().makes()] }, names::symlink)),
     row(89, "readlink", Paths(const { &[path(0).itself()] }, names::readlink)),
     row(90, "chmod", Paths(const { &[path(0)] }, status::chmod)),
     row(91, "fchmod", File(0, status::fchmod)),
@@ -251,7 +277,7 @@ pub static ROWS: &[Row] = &[
     row(130, "rt_sigsuspend", Passes(SIGNALS)),
     row(131, "sigaltstack", Passes(SIGNALS)),
     row(132, "utime", Paths(const { &[path(0)] }, status::utime)),
-    row(133, "mknod", Paths(const { &[path(0).itself().makes()] }, names::mknod)),
+    row(133, "mknod", Paths(const { &[path(0).entry().makes()] }, names::mknod)),
     row(134, "uselib", Passes(ABSENT)),
     row(135, "personality", Passes(PROCESSES)),
     row(136, "ustat", Passes(SYSTEM)),
@@ -376,15 +402,15 @@ pub static ROWS: &[Row] = &[
     row(255, "inotify_rm_watch", Passes(OTHER_FILES)),
     row(256, "migrate_pages", Passes(MEMORY)),
     row(257, "openat", Paths(const { &[at(0, 1).opened_by(2)] }, opens::openat)),
-    row(258, "mkdirat", Paths(const { &[at(0, 1).itself().makes()] }, names::mkdirat)),
-    row(259, "mknodat", Paths(const { &[at(0, 1).itself().makes()] }, names::mknodat)),
+    row(258, "mkdirat", Paths(const { &[at(0, 1).entry().makes()] }, names::mkdirat)),
+    row(259, "mknodat", Paths(const { &[at(0, 1).entry().makes()] }, names::mknodat)),
     row(260, "fchownat", Paths(const { &[at(0, 1).or_file()] }, status::fchownat)),
     row(261, "futimesat", Paths(const { &[at(0, 1).or_file()] }, status::futimesat)),
     row(262, "newfstatat", Paths(const { &[at(0, 1).or_file().or_null()] }, status::newfstatat)),
-    row(263, "unlinkat", Paths(const { &[at(0, 1).itself()] }, names::unlinkat)),
-    row(264, "renameat", Paths(const { &[at(0, 1).itself().makes(), at(2, 3).itself().makes()] }, names::renameat)),
-    row(265, "linkat", Paths(const { &[at(0, 1).itself().or_file().makes(), at(2, 3).itself().makes()] }, names::linkat)),
-    row(266, "symlinkat", Paths(const { &[at(1, 2).itself().makes()] }, names::symlinkat)),
+    row(263, "unlinkat", Paths(const { &[at(0, 1).entry()] }, names::unlinkat)),
+    row(264, "renameat", Paths(const { &[at(0, 1).entry().makes(), at(2, 3).entry().makes()] }, names::renameat)),
+    row(265, "linkat", Paths(const { &[at(0, 1).itself().or_file().makes(), at(2, 3).entry().makes()] }, names::linkat)),
+    row(266, "symlinkat", Paths(const { &[at(1, 2).entry().makes()] }, names::symlinkat)),
     row(267, "readlinkat", Paths(const { &[at(0, 1).itself()] }, names::readlinkat)),
     row(268, "fchmodat", Paths(const { &[at(0, 1)] }, status::fchmodat)),
     row(269, "faccessat", Paths(const { &[at(0, 1)] }, status::faccessat)),
@@ -434,7 +460,7 @@ pub static ROWS: &[Row] = &[
     row(313, "finit_module", File(0, refused::invalid)),
     row(314, "sched_setattr", Passes(PROCESSES)),
     row(315, "sched_getattr", Passes(PROCESSES)),
-    row(316, "renameat2", Paths(const { &[at(0, 1).itself().makes(), at(2, 3).itself().makes()] }, names::renameat2)),
+    row(316, "renameat2", Paths(const { &[at(0, 1).entry().makes(), at(2, 3).entry().makes()] }, names::renameat2)),
     row(317, "seccomp", Passes(PROCESSES)),
     row(318, "getrandom", Passes(SYSTEM)),
     row(319, "memfd_create", Passes(MEMORY)),

@@ -32,13 +32,18 @@ pub fn chdir(call: &Call) -> Answer {
         Err(Refusal::Pass) => chdir_in_kernel(call),
         Err(Refusal::OtherPaths(redirect)) => {
             let path = redirect.first().map_or(0, |(_, path)| path.as_ptr() as u64);
-            // SAFETY: a path of the library's that lives across the call.
-            let changed = unsafe { raw::try_call(libc::SYS_chdir, &[path]) }?;
-            paths::clear_cwd();
-            Ok(changed)
+            chdir_out(path)
         }
         other => other,
     }
+}
+
+/// Makes a directory of the kernel's the working directory, by a path of the library's.
+fn chdir_out(path: u64) -> Answer {
+    // SAFETY: the path lives across the call.
+    let changed = unsafe { raw::try_call(libc::SYS_chdir, &[path]) }?;
+    paths::clear_cwd();
+    Ok(changed)
 }
 
 fn chdir_in_kernel(call: &Call) -> Answer {
@@ -52,7 +57,10 @@ fn chdir_in_kernel(call: &Call) -> Answer {
             let lead = site().and_then(|site| paths::path_into_mount(site, call, HERE));
             let Some(path) = lead else { return Err(Errno(libc::ENOENT).into()) };
             let call = Call { number: call.number, arguments: [path.as_ptr() as u64, 0, 0, 0, 0, 0] };
-            paths::serve(&call, HERE, set_working_directory)
+            match paths::serve(&call, HERE, set_working_directory) {
+                Err(Refusal::Pass) => chdir_out(call.arguments[0]),
+                changed => changed,
+            }
         }
         Err(errno) => Err(errno.into()),
     }

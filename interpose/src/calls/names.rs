@@ -15,7 +15,7 @@ fn no_file() -> Errno {
 
 /// Creates an object at a path of the call.
 fn make(call: &Call, argument: PathArgument, new: New<'_>) -> Answer {
-    paths::serve(call, argument.itself().makes(), |target| {
+    paths::serve(call, argument.entry().makes(), |target| {
         let Target::Named(place, _) = target else { return Err(Errno(libc::EEXIST)) };
         mount().make(place, new).map(|()| 0)
     })
@@ -75,7 +75,7 @@ pub fn symlinkat(call: &Call) -> Answer {
 }
 
 fn link_paths(call: &Call, from: PathArgument, to: PathArgument) -> Answer {
-    let (from, to) = (from.makes(), to.itself().makes());
+    let (from, to) = (from.makes(), to.entry().makes());
     match paths::serve_two(call, from, to, |from, to| mount().link(from, to).map(|()| 0)) {
         Err(Refusal::Errno(errno)) => Err(two_paths::link_error(call, from, to, errno).into()),
         linked => linked,
@@ -113,7 +113,7 @@ fn rename_paths(call: &Call, from: PathArgument, to: PathArgument, flags: u32) -
     if flags & !KNOWN != 0 || exchanges && flags & !libc::RENAME_EXCHANGE != 0 {
         return Err(Errno(libc::EINVAL).into());
     }
-    let (from, to) = (from.itself().makes(), to.itself().makes());
+    let (from, to) = (from.entry().makes(), to.entry().makes());
     let renamed = paths::serve_two(call, from, to, |from, to| {
         let Target::Named(from, _) = from else { return Err(Errno(libc::EBUSY)) };
         mount().rename(from, to, flags).map(|()| 0)
@@ -140,7 +140,7 @@ pub fn renameat2(call: &Call) -> Answer {
 }
 
 fn remove(call: &Call, argument: PathArgument, directory: bool) -> Answer {
-    paths::serve(call, argument.itself(), |target| {
+    paths::serve(call, argument.entry(), |target| {
         let Target::Named(place, _) = target else { return Err(no_file()) };
         if place.dir.is_none() && place.path.is_empty() {
             return Err(Errno(if directory { libc::EBUSY } else { libc::EISDIR }));
@@ -187,6 +187,10 @@ fn read_link(call: &Call, argument: PathArgument, buffer: u64, room: u64) -> Ans
         if memory::byte(path) == Some(0) {
             let itself = MountPath { dir: Some(held.handle()), path: b"" };
             return Ok(store(&mount().readlink(itself)?)?);
+        }
+        // With slashes after its name the link is followed, and what it leads to is none.
+        if memory::read_string(path, PATH_BYTES_MAX)?.ends_with(b"/") {
+            return Err(Errno(libc::EINVAL).into());
         }
         return Ok(store(&paths::path_of(&held)?)?);
     }

@@ -91,5 +91,5 @@ fn parent_exists(call: &Call, at: PathArgument) -> Result<(), Errno> {
     let above = CString::new(above).map_err(|_| Errno(libc::EINVAL))?;
     let mut call = *call;
     call.arguments[usize::from(at.path)] = above.as_ptr() as u64;
-    exists(&call, PathArgument { follow: true, empty: false, ..at })
+    exists(&call, PathArgument { follow: true, empty: false, entry: false, ..at })
 }
