@@ -15,15 +15,17 @@ use std::sync::OnceLock;
 
 /// The program of the cases, compiled once.
 fn program() -> String {
-    static DONE: OnceLock<PathBuf> = OnceLock::new();
-    let path = DONE.get_or_init(|| {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("answers");
-        let fresh = path.with_extension(std::process::id().to_string());
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/answers/calls.c");
-        limited(&["cc"], &["-O1", "-w", "-o", fresh.to_str().unwrap(), source]).expect_success();
-        std::fs::rename(fresh, &path).unwrap();
-        path
-    });
+    static DONE: OnceLock<String> = OnceLock::new();
+    DONE.get_or_init(|| compiled("calls")).clone()
+}
+
+/// A program of `answers`, compiled.
+fn compiled(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("answers-{name}"));
+    let fresh = path.with_extension(std::process::id().to_string());
+    let source = format!("{}/tests/answers/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    limited(&["cc"], &["-O1", "-w", "-o", fresh.to_str().unwrap(), &source]).expect_success();
+    std::fs::rename(fresh, &path).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
@@ -151,6 +153,16 @@ fn watches_of_wrong_descriptors() {
 #[test]
 fn descriptors_open_again_by_their_paths() {
     same(&["reopened"]);
+}
+
+#[test]
+fn names_that_are_links_to_open_files() {
+    same(&["names_of_descriptors"]);
+}
+
+#[test]
+fn requests_to_files() {
+    same(&["requests"]);
 }
 
 /// The kernel opens a pipe for a program of the library, at the node's mount.
@@ -317,4 +329,104 @@ fallocate(open(\"f\", O_RDONLY), FALLOC_FL_ZERO_RANGE, 0, 10): EBADF
 #[test]
 fn ranges_are_zeroed() {
     as_expected("zeroed_ranges", ZEROED, &[], &[]);
+}
+
+/// Plays a case of calls by users of all kinds, through the library, perhaps the mount, and on the kernel's file system in
+/// memory.
+fn same_for_users(case: &str, more: &[&str], mounts: bool) {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let users = compiled("users");
+    let memory = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let play =
+        |before: &[&str], folder: &str| limited(&[before, &[&users, case, folder], more].concat(), &[]);
+    let expected = printed("tmpfs", &play(&[], memory.path().to_str().unwrap()));
+    let node = Node::of_mib(1024);
+    std::fs::set_permissions(node.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let folder = node.path(case);
+    node.sh(&format!("mkdir -m 777 {folder}")).expect_success();
+    let output = play(&[&node.program(), "run", "--dir", node.dir(), "--"], &folder);
+    compare(case, "library", &expected, &printed("library", &output), &[]);
+    node.sh(&format!("rm -r {folder}")).expect_success();
+    if mounts && harness::can_mount() {
+        node.hearth(&["mount"]).expect_success();
+        node.sh_mounted(&format!("mkdir -m 777 {folder}")).expect_success();
+        compare(case, "mount", &expected, &printed("mount", &play(&[], &folder)), &[]);
+        node.hearth(&["umount"]).expect_success();
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
+fn users_and_files_of_others() {
+    same_for_users("files", &[], true);
+}
+
+#[test]
+fn users_and_directories_of_others() {
+    same_for_users("few_directories", &[], true);
+}
+
+#[test]
+fn programs_of_other_users() {
+    same_for_users("files", &["exec"], false);
+    same_for_users("few_directories", &["exec"], false);
+}
+
+/// What the library answers to a walk without links that leaves the tree.
+const WITHOUT_LINKS: [(&str, &str); 2] = [
+    (
+        "open2(root, \"../outside\", O_RDONLY, RESOLVE_NO_SYMLINKS): 0",
+        "open2(root, \"../outside\", O_RDONLY, RESOLVE_NO_SYMLINKS): ENOSYS",
+    ),
+    (
+        "open2(AT_FDCWD, \"../n1/f\", O_RDONLY, RESOLVE_NO_SYMLINKS): 0",
+        "open2(AT_FDCWD, \"../n1/f\", O_RDONLY, RESOLVE_NO_SYMLINKS): ENOSYS",
+    ),
+];
+
+/// The same for a walk that begins outside, while the kernel does not know the tree.
+const FROM_OUTSIDE: (&str, &str) = (
+    "open2(up, \"n1/up/outside\", O_RDONLY, RESOLVE_NO_SYMLINKS): ELOOP",
+    "open2(up, \"n1/up/outside\", O_RDONLY, RESOLVE_NO_SYMLINKS): ENOENT",
+);
+
+/// Beside a file system in memory that is mounted in a folder of another one.
+#[test]
+fn out_of_the_root_of_the_tree_and_back() {
+    let root = rustix::process::geteuid().is_root();
+    if !root || !limited(&["unshare", "-m", "--propagation", "unchanged", "true"], &[]).status.success() {
+        println!("skipped: needs root and unshare");
+        return;
+    }
+    let memory = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let script = format!(
+        "cd {dir}; mount -t tmpfs none {dir}; mkdir {dir}/n1; mount -t tmpfs none {dir}/n1
+        chmod 755 {dir} {dir}/n1; exec {program} borders {dir}/n1",
+        dir = memory.path().to_str().unwrap(),
+        program = program()
+    );
+    let expected = printed("tmpfs", &limited(&["unshare", "-m", "sh", "-ec"], &[&script]));
+    let node = Node::up();
+    std::fs::set_permissions(node.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let tree = node.path("");
+    let tree = tree.trim_end_matches('/');
+    let by_library = |own: Own<'_>| {
+        let output = node.hearth(&["run", "--", &program(), "borders", tree]);
+        compare("borders", "library", &expected, &printed("library", &output), own);
+        node.sh(&format!("find {tree} -mindepth 1 -delete")).expect_success();
+    };
+    by_library(&[WITHOUT_LINKS[0], WITHOUT_LINKS[1], FROM_OUTSIDE]);
+    if harness::can_mount() {
+        node.hearth(&["mount"]).expect_success();
+        by_library(&WITHOUT_LINKS);
+        let output = limited(&[&program(), "borders"], &[tree]);
+        compare("borders", "mount", &expected, &printed("mount", &output), &[]);
+        node.hearth(&["umount"]).expect_success();
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
 }

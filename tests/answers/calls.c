@@ -6,6 +6,7 @@
 #include <grp.h>
 #include <poll.h>
 #include <sys/select.h>
+#include <linux/fs.h>
 #include <linux/openat2.h>
 #include <signal.h>
 #include <spawn.h>
@@ -731,6 +732,150 @@ static void order_of_errors(void) {
     SAY(syscall(SYS_faccessat2, file, NULL, R_OK, AT_EMPTY_PATH));
 }
 
+/* Names that are links of the kernel's to open files, with slashes after them. */
+static void names_of_descriptors(void) {
+    struct stat status;
+    char path[64], target[64];
+    close(make("file", "text"));
+    NEED(mkdir("d", 0755) == 0 && mkdir("d/in", 0755) == 0);
+    int fds[] = {open("d", O_RDONLY), open("file", O_RDWR), open("d/in", O_PATH)};
+    for (int i = 0; i < 3; i++) {
+        NEED(fds[i] >= 0);
+        for (int slashes = 0; slashes < 3; slashes++) {
+            snprintf(path, sizeof path, "/proc/self/fd/%d%.*s", fds[i], slashes, "//");
+            printf("%d, %d slashes:\n", i, slashes);
+            SAY(mkdir(path, 0755));
+            SAY(mknod(path, S_IFREG | 0644, 0));
+            SAY(symlink("target", path));
+            SAY(link("file", path));
+            SAY(link(path, "new"));
+            SAY(linkat(AT_FDCWD, path, AT_FDCWD, "d/in", AT_SYMLINK_FOLLOW));
+            SAY(rmdir(path));
+            SAY(unlink(path));
+            SAY(rename(path, "new"));
+            SAY(rename("file", path));
+            SAY(rename("none", path));
+            SAY(readlink(path, target, sizeof target) > 0);
+            SAY(stat(path, &status));
+            SAY(lstat(path, &status));
+            SAY(S_ISLNK(status.st_mode));
+            SAY(access(path, R_OK));
+            SAY(chmod(path, 0700));
+            TRY(open(path, O_RDONLY));
+            TRY(open(path, O_RDONLY | O_NOFOLLOW));
+            TRY(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+            TRY(open(path, O_PATH | O_NOFOLLOW));
+            if (i != 1) TRY(open(path, O_RDWR | O_CREAT, 0644));
+            SAY(truncate(path, 4));
+        }
+    }
+    SAY(access("d", R_OK));
+    CHILD {
+        become(1000);
+        snprintf(path, sizeof path, "/proc/self/fd/%d/", fds[0]);
+        SAY(mkdir(path, 0755));
+        SAY(symlink("target", path));
+        TRY(open(path, O_RDONLY));
+        SAY(stat(path, &status));
+    }
+}
+
+static long clone_range(int to, int from) {
+    struct file_clone_range range = {.src_fd = from, .src_length = 4};
+    return ioctl(to, FICLONERANGE, &range);
+}
+
+static long share(int from, int count, int reserved) {
+    static union { struct file_dedupe_range range; char room[8192]; } request;
+    memset(&request, 0, sizeof request);
+    request.range.src_length = 4;
+    request.range.dest_count = count;
+    request.range.reserved1 = reserved;
+    return ioctl(from, FIDEDUPERANGE, &request);
+}
+
+static void requests(void) {
+    static char data[64 << 10];
+    long long bytes = -1;
+    int file = make("file", "0123456789"), read_only = open("file", O_RDONLY), write_only = open("file", O_WRONLY);
+    int append = open("file", O_RDWR | O_APPEND), path = open("file", O_PATH), dir = open(".", O_RDONLY), pipes[2];
+    int other = open("/etc/passwd", O_RDONLY), other_dir = open("/etc", O_RDONLY);
+    NEED(read_only >= 0 && write_only >= 0 && append >= 0 && path >= 0 && dir >= 0 && pipe(pipes) == 0 && other >= 0);
+    NEED(pwrite(file, data, sizeof data, 0) == sizeof data && ftruncate(file, 100000) == 0);
+    SAY(ioctl(file, FIOQSIZE, &bytes));
+    SAY(bytes);
+    SAY(ioctl(file, FIOQSIZE, NULL));
+    SAY(ioctl(path, FIOQSIZE, &bytes));
+    SAY(ioctl(dir, FIOQSIZE, &bytes));
+    SAY(ioctl(file, FICLONE, read_only));
+    SAY(ioctl(file, FICLONE, -1));
+    SAY(ioctl(file, FICLONE, 999));
+    SAY(ioctl(file, FICLONE, write_only));
+    SAY(ioctl(read_only, FICLONE, file));
+    SAY(ioctl(append, FICLONE, file));
+    SAY(ioctl(file, FICLONE, append));
+    SAY(ioctl(file, FICLONE, path));
+    SAY(ioctl(path, FICLONE, file));
+    SAY(ioctl(file, FICLONE, dir));
+    SAY(ioctl(dir, FICLONE, file));
+    SAY(ioctl(dir, FICLONE, write_only));
+    SAY(ioctl(file, FICLONE, pipes[0]));
+    SAY(ioctl(file, FICLONE, other));
+    SAY(ioctl(file, FICLONE, other_dir));
+    SAY(ioctl(read_only, FICLONE, other));
+    SAY(clone_range(file, read_only));
+    SAY(clone_range(file, -1));
+    SAY(clone_range(read_only, file));
+    SAY(clone_range(file, dir));
+    SAY(clone_range(file, other));
+    SAY(ioctl(file, FICLONERANGE, NULL));
+    SAY(share(file, 1, 0));
+    SAY(share(file, 0, 0));
+    SAY(share(file, 1, 1));
+    SAY(share(read_only, 1, 0));
+    SAY(share(write_only, 1, 0));
+    SAY(share(path, 1, 0));
+    SAY(share(dir, 1, 0));
+    SAY(share(file, 126, 0));
+    SAY(share(file, 127, 0));
+    SAY(share(dir, 200, 1));
+    SAY(ioctl(file, FIDEDUPERANGE, NULL));
+    pid_t gone = fork();
+    NEED(gone >= 0);
+    if (gone == 0) _exit(0);
+    NEED(waitpid(gone, NULL, 0) == gone);
+    SAY(fcntl(file, F_SETOWN, gone));
+    SAY(fcntl(file, F_SETOWN, -gone));
+    SAY(fcntl(file, F_SETOWN, 0x7fffffff));
+    SAY(fcntl(file, F_SETOWN, -0x7fffffff));
+    SAY(fcntl(file, F_SETOWN, (int)0x80000000));
+    SAY(fcntl(path, F_SETOWN, gone));
+    SAY(fcntl(file, F_SETOWN, getpid()));
+    SAY(fcntl(file, F_SETOWN, getppid()));
+    SAY(fcntl(file, F_SETOWN, -getpgrp()));
+    SAY(fcntl(file, F_SETOWN, 1));
+    SAY(fcntl(file, F_SETOWN, 0));
+    SAY(fcntl(file, F_GETOWN));
+    const long last = 0x7fffffffffffffff;
+    struct iovec good = {data, 10}, none = {data, 0};
+    SAY(pread(dir, data, 10, last));
+    SAY(pread(dir, data, 10, last - 10));
+    SAY(pread(dir, data, 10, last - 9));
+    SAY(pread(dir, data, 0, last));
+    SAY(pread(dir, data, 10, -1));
+    SAY(preadv(dir, &good, 1, last));
+    SAY(preadv(dir, &good, 1, 0));
+    SAY(preadv(dir, &none, 1, last));
+    SAY(preadv2(dir, &good, 1, last, 0));
+    SAY(read(dir, data, 10));
+    SAY(read(dir, data, 0));
+    SAY(pread(file, data, 10, last));
+    SAY(pread(file, data, 10, last - 10));
+    SAY(pwrite(file, data, 10, last));
+    SAY(pread(read_only, data, 0, last));
+    SAY(pread(write_only, data, 10, last));
+}
+
 /* Writes at an offset of a file that is open to append. */
 static void writes_without_appending(void) {
     char got[32] = "";
@@ -1281,6 +1426,259 @@ static void whiteouts(void) {
     close(open_file);
 }
 
+/* The folder above the root of the tree, and the working directory as a path from there. */
+static char above[4096];
+
+static void where(void) {
+    char here[4096];
+    if (getcwd(here, sizeof here) == NULL)
+        puts(strerrorname_np(errno));
+    else if (strncmp(here, above, strlen(above)) == 0)
+        printf("in .%s\n", here + strlen(above));
+    else
+        printf("in %s\n", here);
+}
+
+static long is_same(const char *one, const char *other) {
+    struct stat first, second;
+    if (stat(one, &first) < 0 || stat(other, &second) < 0) return -1;
+    return first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+static long has_text(const char *path, const char *text) {
+    char got[64];
+    int fd = open(path, O_RDONLY);
+    if (fd < 0) return -1;
+    long bytes = read(fd, got, sizeof got);
+    close(fd);
+    return bytes == (long)strlen(text) && memcmp(got, text, bytes) == 0;
+}
+
+static long leads_to(const char *path, const char *below) {
+    char *whole = realpath(path, NULL), wanted[4200];
+    if (whole == NULL) return -1;
+    snprintf(wanted, sizeof wanted, "%s%s", above, below);
+    return strcmp(whole, wanted) == 0;
+}
+
+/* The way out of the root of the tree, which is the folder n1 here, and back. */
+static void borders(void) {
+    struct stat status;
+    char target[64] = "";
+    NEED(getcwd(above, sizeof above) != NULL && strrchr(above, '/') != NULL);
+    *strrchr(above, '/') = 0;
+    NEED(mkdir("d", 0755) == 0 && mkdir("d/e", 0755) == 0 && mkdir("../beside", 0755) == 0);
+    close(make("f", "inside"));
+    close(make("../outside", "outside"));
+    int root = open(".", O_RDONLY), d = open("d", O_PATH), up = open("..", O_RDONLY);
+    NEED(root >= 0 && d >= 0 && up >= 0);
+    where();
+    SAY(chdir(".."));
+    where();
+    SAY(has_text("n1/f", "inside"));
+    SAY(chdir("n1"));
+    where();
+    SAY(chdir("../beside"));
+    where();
+    SAY(has_text("../n1/f", "inside"));
+    SAY(chdir("../n1/d/../.."));
+    where();
+    SAY(chdir("n1/d/e"));
+    where();
+    SAY(chdir("../../.."));
+    where();
+    SAY(fchdir(d));
+    where();
+    SAY(fchdir(up));
+    where();
+    SAY(fchdir(root));
+    where();
+    SAY(chdir("d/../../n1/../beside/../n1/./d"));
+    where();
+    SAY(fchdir(root));
+    SAY(is_same("..", above));
+    SAY(is_same(".", "../n1"));
+    SAY(is_same(".", ".."));
+    SAY(is_same("d/../..", ".."));
+    SAY(is_same("../..", "d/../../.."));
+    SAY(is_same("../../../../../../../../../../..", "/"));
+    SAY(leads_to("..", ""));
+    SAY(leads_to("../n1/d/../f", "/n1/f"));
+    SAY(leads_to("d/../../outside", "/outside"));
+    SAY(has_text("../outside", "outside"));
+    SAY(has_text("d/../../outside", "outside"));
+    SAY(has_text("../none", ""));
+    SAY(has_text("../outside/", ""));
+    SAY(has_text("f/../../outside", ""));
+    SAY(has_text("none/../../outside", ""));
+    TRY(openat(root, "../outside", O_RDWR));
+    TRY(openat(d, "../../outside", O_RDWR));
+    TRY(openat(up, "n1/f", O_RDWR));
+    TRY(openat(up, "n1/../outside", O_RDWR));
+    TRY(openat(up, "n1/none", O_RDWR));
+    TRY(openat(up, "n1/new", O_RDWR | O_CREAT, 0600));
+    SAY(unlinkat(root, "new", 0));
+    TRY(openat(root, "..", O_RDWR));
+    TRY(openat(root, "..", O_RDWR | O_CREAT, 0600));
+    TRY(openat(root, "..", O_RDONLY | O_NOFOLLOW));
+    TRY(open("../new", O_RDWR | O_CREAT | O_EXCL, 0600));
+    TRY(open("../new", O_RDWR | O_CREAT | O_EXCL, 0600));
+    SAY(is_same("../new", "d/../../new"));
+    SAY(rename("../new", "../newer"));
+    SAY(chmod("d/../../newer", 0640));
+    SAY((stat("../newer", &status), status.st_mode));
+    SAY(truncate("../newer", 3));
+    SAY(access("../newer", R_OK));
+    SAY(utime("../newer", NULL));
+    SAY(setxattr("../newer", "user.a", "1", 1, 0));
+    SAY(link("../newer", "d/../../beside/newer"));
+    SAY(unlink("../beside/newer"));
+    SAY(unlink("../newer"));
+    SAY(rename("f", "../beside/f"));
+    SAY(rename("../outside", "f"));
+    SAY(rename("../outside", "new"));
+    SAY(rename("d", "../beside/d"));
+    SAY(rename("none", "../beside/d"));
+    SAY(rename("../none", "new"));
+    SAY(rename_with("f", "../outside", RENAME_EXCHANGE));
+    SAY(rename_with("f", "../outside", RENAME_NOREPLACE));
+    SAY(rename("../n1/f", "../n1/g"));
+    SAY(rename("g", "../n1/f"));
+    SAY(rename("../n1", "../n2"));
+    SAY(rename("../beside", "../n1"));
+    SAY(rename("../n1", "d"));
+    SAY(rename("..", "new"));
+    SAY(rename("d", ".."));
+    SAY(rename(".", "new"));
+    SAY(rename("d", "../n1"));
+    SAY(rename("f", "../n1/"));
+    SAY(link("f", "../beside/f"));
+    SAY(link("../outside", "new"));
+    SAY(link("../outside", "f"));
+    SAY(link("../n1/f", "../n1/g"));
+    SAY(unlink("../n1/g"));
+    SAY(link("..", "new"));
+    SAY(rmdir(".."));
+    SAY(rmdir("../n1"));
+    SAY(rmdir("d/.."));
+    SAY(rmdir("."));
+    SAY(unlink(".."));
+    SAY(unlink("../n1"));
+    SAY(mkdir("..", 0755));
+    SAY(mkdir("../n1", 0755));
+    SAY(mkdir("../n1/", 0755));
+    SAY(mkdir("../new", 0750));
+    SAY(rmdir("d/../../new/"));
+    SAY(mkdir("../n1/new", 0755));
+    SAY(rmdir("new"));
+    SAY(symlink("target", "../n1"));
+    SAY(mknod("../n1", S_IFREG | 0600, 0));
+    SAY(mknod("../pipe", S_IFIFO | 0600, 0));
+    SAY((lstat("../pipe", &status), S_ISFIFO(status.st_mode)));
+    SAY(unlink("../pipe"));
+    SAY(symlink("..", "up") + symlink("../outside", "out") + symlink("up/outside", "far") + symlink("../beside/in", "round"));
+    SAY(symlink("../n1/f", "../beside/in") + symlink("../n1/up/n1/d", "../beside/to-d"));
+    SAY(readlink("up", target, sizeof target));
+    SAY(is_same("up", ".."));
+    SAY(has_text("up/outside", "outside"));
+    SAY(has_text("up/n1/up/n1/f", "inside"));
+    SAY(has_text("out", "outside"));
+    SAY(has_text("far", "outside"));
+    SAY(has_text("round", "inside"));
+    SAY(has_text("../beside/in", "inside"));
+    SAY(is_same("../beside/to-d", "d"));
+    SAY(is_same("../beside/to-d/..", "."));
+    SAY(is_same("../beside/to-d/../..", ".."));
+    SAY(leads_to("up/n1/up/beside/in", "/n1/f"));
+    SAY(chdir("up"));
+    where();
+    SAY(chdir("beside/to-d"));
+    where();
+    SAY(chdir("../up/n1"));
+    where();
+    SAY(lstat("out", &status));
+    SAY(S_ISLNK(status.st_mode));
+    SAY(chmod("out", 0604));
+    SAY((stat("../outside", &status), status.st_mode));
+    TRY(open("out", O_RDONLY | O_NOFOLLOW));
+    TRY(open("out", O_WRONLY | O_CREAT | O_EXCL, 0600));
+    SAY(symlink("../made", "make"));
+    TRY(open("make", O_WRONLY | O_CREAT, 0600));
+    SAY(unlink("../made"));
+    SAY(truncate("round", 2));
+    SAY((stat("f", &status), status.st_size));
+    SAY(rename("out", "up/beside/out"));
+    SAY(rename("up/n1/out", "out2"));
+    SAY(unlink("up/n1/out2"));
+    NEED(mkdir("t", 0755) == 0 && mkdir("t/u", 0755) == 0 && mkdir("t/u/v", 0755) == 0 && symlink("t/u", "l") == 0);
+    NEED(symlink("../n1/t/u", "../beside/l") == 0);
+    SAY(rename("../n1/t/u/..", "../n1/new"));
+    SAY(rename("../n1/t/u/.", "../n1/new"));
+    SAY(rmdir("../n1/t/u/v/."));
+    SAY(rmdir("../n1/t/u/v/./"));
+    SAY(rmdir("../n1/t/u/v/.."));
+    SAY(unlink("../n1/t/u/v/.."));
+    SAY(mkdir("../n1/t/u/.", 0755));
+    SAY(mkdir("../n1/..", 0755));
+    SAY(rmdir("../n1/.."));
+    SAY(unlink("../n1/../"));
+    SAY(rename("../n1/..", "../new"));
+    SAY(rename("../outside", "../n1/.."));
+    SAY(rmdir("../n1/l/"));
+    SAY(unlink("../n1/l/"));
+    SAY(mkdir("../n1/l/", 0755));
+    SAY(rename("../n1/l/", "../n1/new"));
+    SAY(rmdir("../n1/l/v/"));
+    SAY(rename("../n1/l/none/", "../n1/new/"));
+    SAY(rmdir("../beside/l/"));
+    SAY(rmdir("../beside/l/."));
+    SAY(mkdir("../beside/l/", 0755));
+    SAY(mkdir("../beside/l/v", 0755));
+    SAY(rename("../beside/l/v/", "../n1/new/"));
+    SAY(rmdir("../beside/l/../../new/"));
+    SAY(unlink("../beside/l") + unlink("l") + rmdir("t/u") + rmdir("t"));
+    TRY(open2(root, "..", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(root, "../outside", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(root, "../n1/f", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(root, "d/../f", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(root, "up/n1/f", O_RDONLY, RESOLVE_BENEATH));
+    TRY(open2(root, "..", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(root, "../f", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(root, "../outside", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(root, "up/f", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(root, "up/up/../d/../../f", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(root, "far", O_RDONLY, RESOLVE_IN_ROOT));
+    TRY(open2(root, "..", O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(root, "../outside", O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(root, "d/../f", O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(root, "up/outside", O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(root, "../outside", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    TRY(open2(root, "up/outside", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    TRY(open2(AT_FDCWD, "../n1/f", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    TRY(open2(up, "n1/f", O_RDONLY, RESOLVE_NO_XDEV));
+    TRY(open2(up, "n1/f", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    TRY(open2(up, "n1/up/outside", O_RDONLY, RESOLVE_NO_SYMLINKS));
+    CHILD {
+        become(1000);
+        where();
+        SAY(chdir("../beside"));
+        where();
+        SAY(has_text("../n1/../outside", "outside"));
+        TRY(open("../n1/new", O_RDWR | O_CREAT, 0600));
+        SAY(fchdir(d));
+        where();
+        SAY(has_text("../../outside", "outside"));
+    }
+    SAY(chdir("d/e") + rmdir("../e"));
+    where();
+    SAY(stat(".", &status));
+    SAY(chdir(above));
+    where();
+    SAY(has_text("n1/../n1/d/../f", "in"));
+    SAY(unlink("outside") + unlink("beside/in") + unlink("beside/to-d"));
+    SAY(rmdir("beside"));
+}
+
 /* Renames over a name until the file `enough` exists. */
 static void renames_over(void) {
     close(make("begun", ""));
@@ -1321,7 +1719,9 @@ static const struct {
     {"after_exec", after_exec}, {"locks_at_exec", locks_at_exec}, {"paths_only", paths_only},
     {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
     {"arguments", arguments}, {"order_of_names", order_of_names}, {"watches", watches}, {"reopened", reopened},
-    {"reopened_pipes", reopened_pipes}, {"order_of_errors", order_of_errors}, {"writes_without_appending", writes_without_appending}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
+    {"reopened_pipes", reopened_pipes}, {"names_of_descriptors", names_of_descriptors}, {"requests", requests},
+    {"borders", borders},
+    {"order_of_errors", order_of_errors}, {"writes_without_appending", writes_without_appending}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
     {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
     {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks}, {"large_allocations", large_allocations},
     {"unnamed_files", unnamed_files}, {"unnamed_after_exec", unnamed_after_exec}, {"whiteouts", whiteouts},
