@@ -207,9 +207,24 @@ const MEMORY_END_USUAL: u64 = 1 << 47;
 
 /// Whether a range is within the address space of programs, mapped or not.
 #[inline]
-fn is_of_programs(address: u64, bytes: u64) -> bool {
+pub fn is_of_programs(address: u64, bytes: u64) -> bool {
     let end = if address < MEMORY_END_USUAL { MEMORY_END_USUAL } else { MEMORY_END };
     address.checked_add(bytes).is_some_and(|behind| behind <= end)
+}
+
+/// The number of bytes in the buffers of an `iovec` array; `None` if the array cannot be read, or a buffer is not within the
+/// address space.
+#[cold]
+pub fn bytes_of_vector(address: u64, count: u64) -> Option<usize> {
+    let mut sum = 0usize;
+    for index in 0..u64::from(count as u32) {
+        let [base, bytes] = read_value::<[u64; 2]>(address + 16 * index).ok()?;
+        if !is_of_programs(base, bytes) {
+            return None;
+        }
+        sum = sum.saturating_add(bytes as usize).min(TRANSFER_BYTES_MAX);
+    }
+    Some(sum)
 }
 
 /// The direction in which a buffer of the program is used.

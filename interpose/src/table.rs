@@ -76,7 +76,7 @@ impl PathArgument {
         Self { makes: true, ..self }
     }
 
-    /// What a walk does with the end of the path.
+    /// How a walk treats the end of the path.
     pub fn end(self) -> End {
         match (self.entry, self.follow) {
             (true, _) => End::Entry,

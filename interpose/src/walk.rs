@@ -27,7 +27,7 @@ impl Walked {
     }
 }
 
-/// What a walk does with the end of the path.
+/// How a walk treats the end of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Follows a symbolic link.

@@ -876,6 +876,62 @@ static void requests(void) {
     SAY(pread(write_only, data, 10, last));
 }
 
+static void written_from(const char *what, const char *name, long answer) {
+    int error = errno;
+    struct stat status;
+    NEED(stat(name, &status) == 0);
+    errno = error;
+    say(what, answer);
+    printf("%o, %ld bytes, %ld blocks%s\n", status.st_mode, (long)status.st_size, (long)status.st_blocks,
+           status.st_mtim.tv_sec == 1000000 ? "" : ", new time");
+    struct timespec old[2] = {{1000000}, {1000000}};
+    NEED(chmod(name, 06777) == 0 && utimensat(AT_FDCWD, name, old, 0) == 0);
+}
+
+#define FROM(call) (errno = 0, written_from(#call, "f", (long)(call)))
+
+/* Writes from memory that cannot be read, by the owner of a file. */
+static void unreadable_memory(void) {
+    const long last = 0x7fffffffffffffff;
+    char *bad = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *beyond = (char *)-4096;
+    NEED(bad != MAP_FAILED && mprotect(bad + 4096, 4096, PROT_NONE) == 0);
+    char *half = bad + 4090;
+    bad += 4096;
+    NEED(chmod(".", 0777) == 0);
+    CHILD {
+        become(1000);
+        int fd = make("f", "text"), append = open("f", O_WRONLY | O_APPEND), reads = open("f", O_RDONLY), pipes[2];
+        NEED(append >= 0 && reads >= 0 && pipe(pipes) == 0);
+        FROM(0);
+        FROM(write(fd, bad, 10));
+        FROM(write(fd, NULL, 10));
+        FROM(write(fd, bad, 0));
+        FROM(write(append, bad, 10));
+        FROM(pwrite(fd, bad, 10, 2));
+        FROM(pwrite(fd, bad, 10, last - 5));
+        FROM(pwrite(fd, bad, 10, -1));
+        FROM(write(reads, bad, 10));
+        FROM(write(fd, beyond, 10));
+        FROM(write(fd, bad, last));
+        FROM(write(fd, half, 10));
+        struct iovec two[2] = {{bad, 3}, {bad, 4}}, empty = {bad, 0}, far[2] = {{bad, 3}, {beyond, 4}};
+        FROM(writev(fd, two, 2));
+        FROM(writev(append, two, 2));
+        FROM(writev(fd, &empty, 1));
+        FROM(writev(fd, far, 2));
+        FROM(writev(fd, NULL, 1));
+        FROM(pwritev(fd, two, 2, 1));
+        FROM(pwritev(fd, two, 2, last - 3));
+        FROM(pwritev2(fd, two, 2, 1, RWF_APPEND));
+        FROM(pwritev2(fd, two, 2, -1, 0));
+        SAY(lseek(fd, 0, SEEK_CUR));
+        struct rlimit limit = {4, 4};
+        NEED(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        FROM(pwrite(fd, bad, 10, 4));
+        FROM(pwrite(fd, bad, 10, 3));
+    }
+}
+
 /* Writes at an offset of a file that is open to append. */
 static void writes_without_appending(void) {
     char got[32] = "";
@@ -1720,7 +1776,7 @@ static const struct {
     {"fchdir_asks_for_search", fchdir_asks_for_search}, {"restricted_walks", restricted_walks},
     {"arguments", arguments}, {"order_of_names", order_of_names}, {"watches", watches}, {"reopened", reopened},
     {"reopened_pipes", reopened_pipes}, {"names_of_descriptors", names_of_descriptors}, {"requests", requests},
-    {"borders", borders},
+    {"borders", borders}, {"unreadable_memory", unreadable_memory},
     {"order_of_errors", order_of_errors}, {"writes_without_appending", writes_without_appending}, {"few_descriptors", few_descriptors}, {"few_from_the_start", few_from_the_start},
     {"few_for_good", few_for_good}, {"renames_over", renames_over}, {"meets_renames", meets_renames},
     {"limit_of_file_size", limit_of_file_size}, {"copies", copies}, {"zeroed_ranges", zeroed_ranges}, {"blocks", blocks}, {"large_allocations", large_allocations},

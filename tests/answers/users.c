@@ -439,7 +439,7 @@ static void prepare(const struct user *as, int files) {
     }
 }
 
-/* What is not as it was prepared. */
+/* Prints the differences to the object as it was prepared. */
 static void show(const char *path, const struct timespec *ctime, int sets_times) {
     if (lstat(path, &status) < 0) {
         printf(" gone");

@@ -61,7 +61,34 @@ fn send(file: Handle, at: Option<u64>, call: &Call, flags: i32) -> Answer {
             room => mount().write(file, at, &first_of(slices, room), flags),
         }
     };
-    Ok(buffers(file, call, Use::Source)?.with_sources(write)? as u64)
+    let buffers = buffers(file, call, Use::Source).map_err(|errno| match errno {
+        memory::FAULT => match memory::bytes_of_vector(call.arguments[1], call.arguments[2]) {
+            Some(asked) => without_data(file, at, asked, flags),
+            None => errno,
+        },
+        _ => errno,
+    })?;
+    Ok(buffers.with_sources(write)? as u64)
+}
+
+/// The error of a write of so many bytes to an open file, none of which can be read. As in the kernel, it comes after those of the
+/// range, and after the change of the times and the set-id bits.
+#[cold]
+fn without_data(file: Handle, at: Option<u64>, asked: usize, flags: i32) -> Errno {
+    const BEHIND_ALL_FILES: i64 = i64::MAX - 1;
+    let in_range = || {
+        let begin = at.map_or_else(|| mount().seek(file, 0, libc::SEEK_CUR), Ok)?;
+        let end = begin.checked_add(asked as u64).filter(|end| *end <= i64::MAX as u64);
+        end.ok_or(Errno(libc::EINVAL))?;
+        sizes::room_with(file, at, asked, flags)
+    };
+    if let Err(errno) = in_range() {
+        return errno;
+    }
+    // A hole there has no other effect. The write fails in any case.
+    let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let _ = mount().allocate(file, hole, BEHIND_ALL_FILES, 1);
+    memory::FAULT
 }
 
 /// The first `left` bytes of the slices.
@@ -85,7 +112,13 @@ fn receive_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
 /// Serves a call that writes from one buffer.
 #[inline]
 fn send_one(file: Handle, at: Option<u64>, call: &Call) -> Answer {
-    let buffer = buffer(file, call, Use::Source)?;
+    let buffer = buffer(file, call, Use::Source).map_err(|errno| {
+        let (address, bytes) = (call.arguments[1], call.arguments[2]);
+        match memory::is_of_programs(address, bytes) {
+            true if errno == memory::FAULT => without_data(file, at, bytes as usize, 0),
+            _ => errno,
+        }
+    })?;
     let buffer = match sizes::room(file, at, buffer.bytes())? {
         room if room == buffer.bytes() => buffer,
         room => Buffer::new(call.arguments[1], room as u64, Use::Source)?,
@@ -161,8 +194,12 @@ fn flagged(call: &Call, purpose: Use) -> Result<Option<(DescriptionRef, Option<u
     let at = if call.arguments[3] == u64::MAX { None } else { offset(call, 3)? };
     let file = call.open_file(0)?;
     check_open_for(file.handle(), purpose)?;
-    if buffers(file.handle(), call, purpose)?.is_empty() {
-        return Ok(None);
+    match buffers(file.handle(), call, purpose) {
+        Ok(buffers) if buffers.is_empty() => return Ok(None),
+        Ok(_) => {}
+        // That no byte can be used is an error that comes after those of the flags.
+        Err(memory::FAULT) if memory::bytes_of_vector(call.arguments[1], call.arguments[2]).is_some() => {}
+        Err(errno) => return Err(errno),
     }
     match call.int(5) {
         flags if flags & !IO_FLAGS != 0 => Err(Errno(libc::EOPNOTSUPP)),
