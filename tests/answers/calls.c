@@ -301,7 +301,13 @@ static void fchdir_asks_for_search(void) {
 
 static long open2(int dir, const char *path, unsigned long long flags, unsigned long long resolve) {
     struct open_how how = {.flags = flags, .resolve = resolve};
-    return syscall(SYS_openat2, dir, path, &how, sizeof how);
+    long answer;
+    /* While anything is renamed or mounted on the machine, Linux asks for another attempt at a walk by `..`. */
+    for (int attempts = 0; attempts < 1000; attempts++) {
+        answer = syscall(SYS_openat2, dir, path, &how, sizeof how);
+        if (answer >= 0 || errno != EAGAIN || resolve & RESOLVE_CACHED) break;
+    }
+    return answer;
 }
 
 static long sized(size_t size, unsigned long long extra) {
