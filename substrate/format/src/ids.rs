@@ -70,8 +70,8 @@ id!(
     LogUid, U64, u64
 );
 id!(
-    /// Counts how often a log was cut and continued: a part of the salt of its checksums, so that a frame from
-    /// beyond a cut can never be taken for a new one.
+    /// Number of a log's file: always 1, because a log keeps its file. A part of the name of the file, and of the salt of its
+    /// checksums.
     Incarnation, U32, u32
 );
 id!(

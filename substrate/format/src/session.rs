@@ -87,9 +87,9 @@ pub struct Welcome {
     pub pool: PoolUid,
     /// The session's log; its ring begins behind the superblock, its first record has sequence 1.
     pub log: LogUid,
-    /// Bytes of the log file.
+    /// Bytes of the log's file that have space.
     pub log_bytes: U64,
-    /// The largest size to which the log may grow.
+    /// Bytes of the log's file: the most that gets space.
     pub log_bytes_max: U64,
     /// Version under which the session holds its preallocated inode range.
     pub version: LeaseVersion,

@@ -10,10 +10,11 @@ use crate::guard::{self, Watch};
 use crate::recorded::{RecordedLock, Recorder};
 use crate::region::Region;
 use std::ffi::{CStr, CString};
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -420,12 +421,9 @@ impl Folder {
     }
 }
 
-/// Sets the length of a new file, and allocates space for its first `reserved` bytes, or for all where the file system cannot
-/// do this later.
+/// Sets the length of a new file, and allocates space for its first `reserved` bytes.
 fn allocate(file: &OwnedFd, (bytes, reserved): (u64, u64)) -> Result<(), MediaError> {
-    if !reserve(file.as_fd(), 0..reserved)? {
-        return write_zeros(file, bytes);
-    }
+    reserve(file.as_fd(), 0..reserved)?;
     let length = libc::off_t::try_from(bytes).map_err(|_| MediaError::Length)?;
     // SAFETY: the descriptor is open.
     match unsafe { libc::ftruncate(file.as_raw_fd(), length) } {
@@ -434,33 +432,55 @@ fn allocate(file: &OwnedFd, (bytes, reserved): (u64, u64)) -> Result<(), MediaEr
     }
 }
 
-/// Allocates space for a part of a file, and leaves what the part contains; false if the file system has no way to do this.
-pub(crate) fn reserve(file: BorrowedFd<'_>, range: Range<u64>) -> Result<bool, MediaError> {
+/// Allocates space for a part of a file, and leaves what the part contains.
+pub(crate) fn reserve(file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), MediaError> {
     let offset = |bytes: u64| libc::off_t::try_from(bytes).map_err(|_| MediaError::Length);
     let (start, length) = (offset(range.start)?, offset(range.end.saturating_sub(range.start))?);
-    // SAFETY: the descriptor is open.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, start, length) } == 0 {
-        return Ok(true);
-    }
-    match MediaError::last_os() {
-        MediaError::Os(libc::EOPNOTSUPP | libc::ENOSYS) => Ok(false),
-        error => Err(error),
+    loop {
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, start, length) } == 0 {
+            return Ok(());
+        }
+        match MediaError::last_os() {
+            MediaError::Os(libc::EINTR) => {}
+            MediaError::Os(libc::EOPNOTSUPP | libc::ENOSYS) => return write_again(file, range),
+            error => return Err(error),
+        }
     }
 }
 
-/// For file systems without `fallocate`.
-fn write_zeros(file: &OwnedFd, bytes: u64) -> Result<(), MediaError> {
+/// For file systems without `fallocate`: writes what the part contains.
+fn write_again(file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), MediaError> {
     const CHUNK: usize = 1 << 16;
     let of_io = |error: std::io::Error| MediaError::of_io(&error);
-    let mut file = std::fs::File::from(file.as_fd().try_clone_to_owned().map_err(of_io)?);
-    let mut left = bytes;
-    while left > 0 {
-        let part = left.min(CHUNK as u64);
-        let zeros = &[0; CHUNK][..usize::try_from(part).expect("a chunk fits an address")];
-        file.write_all(zeros).map_err(of_io)?;
-        left -= part;
+    let writer = File::from(file.try_clone_to_owned().map_err(of_io)?);
+    let mut chunk = vec![0; CHUNK];
+    for start in range.clone().step_by(CHUNK) {
+        let part = &mut chunk[..usize::try_from(range.end - start).map_or(CHUNK, |left| left.min(CHUNK))];
+        let there = read_at(file, start, part)?;
+        part[there..].fill(0);
+        writer.write_all_at(part, start).map_err(of_io)?;
     }
     Ok(())
+}
+
+/// Reads a part of a file; fewer bytes at its end.
+pub(crate) fn read_at(file: BorrowedFd<'_>, offset: u64, target: &mut [u8]) -> Result<usize, MediaError> {
+    let mut done = 0;
+    while done < target.len() {
+        let from = libc::off_t::try_from(offset + done as u64).map_err(|_| MediaError::Length)?;
+        let left = &mut target[done..];
+        // SAFETY: the descriptor is open, and the rest of the target is ours.
+        match unsafe { libc::pread(file.as_raw_fd(), left.as_mut_ptr().cast(), left.len(), from) } {
+            0 => break,
+            bytes if bytes > 0 => done += bytes.unsigned_abs(),
+            _ => match MediaError::last_os() {
+                MediaError::Os(libc::EINTR) => {}
+                error => return Err(error),
+            },
+        }
+    }
+    Ok(done)
 }
 
 fn sync(file: &OwnedFd) -> Result<(), MediaError> {

@@ -15,7 +15,7 @@ use crate::filled::Filled;
 use crate::fold::{self, FoldState, Folder};
 use crate::guard::{Guard, Watch};
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
-use crate::medium::{Class, reserve};
+use crate::medium::{Class, read_at, reserve};
 use crate::read_mapping::CopyError;
 use crate::recorded::RecordedFile;
 use crate::{MediaError, primitives};
@@ -103,14 +103,13 @@ impl Region {
     }
 
     /// Allocates space for a part of a file that was made by [`crate::Medium::create_in_steps`], and leaves what the part
-    /// contains. Like data, it is durable after the next [`Self::sync`].
+    /// contains; nothing else writes there meanwhile. Like data, it is durable after the next [`Self::sync`].
     ///
     /// # Errors
     /// `NoSpace`, `Os`.
     pub fn reserve(&self, range: Range<u64>) -> Result<(), MediaError> {
         match &self.0.backing {
-            // Without a way to do this, the file was made with all of its space.
-            Backing::Mapped { file: Some(file), .. } => reserve(file.as_fd(), range).map(|_| ()),
+            Backing::Mapped { file: Some(file), .. } => reserve(file.as_fd(), range),
             Backing::Mapped { .. } | Backing::Recorded(_) => Ok(()),
         }
     }
@@ -168,6 +167,18 @@ impl Region {
             Backing::Mapped { file, .. } => file.as_ref().map(OwnedFd::as_fd),
             Backing::Recorded(_) => None,
         }
+    }
+
+    /// [`Self::read`] by the kernel: a part without space stays without it, where reading the mapping would allocate it. Zeros
+    /// behind the end of a truncated file.
+    ///
+    /// # Errors
+    /// `Os`; those of [`Self::read`] on a medium without files.
+    pub fn read_by_kernel(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
+        let Some(file) = self.descriptor() else { return self.read(offset, target) };
+        let done = read_at(file, offset, target)?;
+        target[done..].fill(0);
+        Ok(())
     }
 
     /// The first offset from this one on that may have been written to; `u64::MAX` if there is none.

@@ -166,9 +166,10 @@ impl LibFs {
     /// from records that are already digested; releases references whose last records are digested. Pauses if little of the
     /// log is free. Makes memory of the log ready.
     pub(crate) fn relieve(&self) {
-        let (grow, ask, give_back, pause, unready) = {
+        let (era, grow, ask, give_back, pause, unready) = {
             let mut state = self.state();
             state.half_full = false;
+            let era = state.era;
             let give_back = state.take_give_back();
             let Some(session) = state.session.as_ref() else { return };
             // `purge` visits every node with undigested records, so it runs once for each digest.
@@ -188,7 +189,7 @@ impl LibFs {
             if let Some((_, part)) = &unready {
                 session.ready = part.end;
             }
-            (grow, ask.then(|| session.last()), give_back, pause, unready)
+            (era, grow, ask.then(|| session.last()), give_back, pause, unready)
         };
         if let Some((log, part)) = unready {
             log.make_part_ready(part);
@@ -201,8 +202,8 @@ impl LibFs {
             let _ = self.digest_call(&line, up_to, false);
         }
         if let Some(log_bytes) = grow {
-            // As above.
-            let _ = self.grow_log(log_bytes);
+            // A failure is seen by the writer that finds the log full.
+            let _ = self.grow_log(era, log_bytes);
         }
         if !pause.is_zero() {
             self.host.wait(&Word::new(0), 0, Some(self.host.now().after(pause)));
@@ -215,18 +216,19 @@ impl LibFs {
     /// # Errors
     /// `NoSpace`: there is no space for more of the file, and the frame does not fit what there is.
     pub(crate) fn get_log_space(&self, bytes: u64) -> Result<()> {
-        let (larger, fits) = {
+        let (era, larger, fits) = {
             let mut state = self.state();
             state.purge();
+            let era = state.era;
             let Some(session) = state.session.as_ref() else { return Ok(()) };
             if session.ring.free_bytes() >= 2 * bytes {
                 return Ok(());
             }
             // A frame fits an empty ring, wherever the ring begins, if it takes at most half of it.
-            (session.larger_log(bytes), session.ring.bytes() >= 2 * bytes)
+            (era, session.larger_log(bytes), session.ring.bytes() >= 2 * bytes)
         };
         match larger {
-            Some(log_bytes) => match self.grow_log(log_bytes) {
+            Some(log_bytes) => match self.grow_log(era, log_bytes) {
                 Err(vfs::Error::NoSpace) if fits => self.wait_for_log_space(bytes),
                 grown => grown,
             },
@@ -248,12 +250,15 @@ impl LibFs {
         self.get_digested(if is_small && part > 0 { first } else { last })
     }
 
-    /// Requests space for so many bytes of the log's file, and uses them.
+    /// Requests space for so many bytes of the log's file, and uses them, if the session is still that of the log.
     ///
     /// # Errors
     /// `NoSpace`: there is no space for it.
-    fn grow_log(&self, log_bytes: u64) -> Result<()> {
+    fn grow_log(&self, era: u64, log_bytes: u64) -> Result<()> {
         let line = self.line()?;
+        if line.era != era {
+            return Ok(());
+        }
         let request = GrowRequest { bytes: U64::new(log_bytes) };
         let granted = self.call(&line, CallKind::GrowLog, &[request.as_bytes()], &mut Vec::new())?;
         let mut state = self.state();
@@ -343,7 +348,7 @@ impl Session {
     /// How long the writer pauses now; also determines the next pause. A log that can still grow gets more space instead.
     fn next_pause(&mut self) -> Duration {
         let (free, bytes) = (self.ring.free_bytes(), self.ring.bytes());
-        let grows = self.log_bytes < self.log_bytes_max;
+        let grows = self.log_bytes < self.log_bytes_max && !self.log_refused;
         let (pause, below) = if grows { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
         self.pause_below = below;
         pause

@@ -15,9 +15,7 @@ use pmem::ring::PAD_KIND;
 use pmem::{MediaError, Region};
 use std::ops::Range;
 
-/// A log's file gets space when it has less than this behind what has arrived,
-const RESERVE_AHEAD: u64 = 512 << 10;
-/// and this much then.
+/// A log's file gets space for so many bytes more than arrive, if there is so much.
 const RESERVE_STEP: u64 = 2 << 20;
 
 /// The frames received for one file.
@@ -127,12 +125,15 @@ impl Stream {
     /// # Errors
     /// The error of the medium.
     pub fn reserve(&mut self, up_to: u64) -> Result<Option<Range<u64>>, MediaError> {
-        let has_space = up_to.saturating_add(RESERVE_AHEAD) <= self.reserved;
-        if has_space || up_to > self.ring.1 || self.reserved == self.region.bytes() {
+        if up_to <= self.reserved || up_to > self.ring.1 {
             return Ok(None);
         }
-        let part = self.reserved..up_to.saturating_add(RESERVE_STEP).min(self.region.bytes());
-        self.region.reserve(part.clone())?;
+        let more = up_to.saturating_add(RESERVE_STEP).min(self.region.bytes());
+        let mut part = self.reserved..more;
+        if self.region.reserve(part.clone()).is_err() {
+            part.end = up_to;
+            self.region.reserve(part.clone())?;
+        }
         self.reserved = part.end;
         Ok(Some(part))
     }
@@ -261,7 +262,7 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logs::{BEGINNING, LogFile, RING_START};
+    use crate::logs::{BEGINNING, LogFile, LogSize, RING_START};
     use format::record::Kind;
     use format::{Incarnation, LogUid, PoolUid};
     use pmem::ring::{AppendRing, RingPosition};
@@ -271,7 +272,14 @@ mod tests {
     const FILE_BYTES: u64 = RING_START + (256 << 10);
 
     fn log(medium: &Medium) -> LogFile {
-        LogFile::create(medium, PoolUid::new(1), LOG, (FILE_BYTES, FILE_BYTES), 0).unwrap()
+        LogFile::create(
+            medium,
+            PoolUid::new(1),
+            LOG,
+            LogSize { file_bytes: FILE_BYTES, space: FILE_BYTES },
+            0,
+        )
+        .unwrap()
     }
 
     fn stream(log: &LogFile) -> Stream {

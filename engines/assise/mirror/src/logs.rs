@@ -25,6 +25,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// Start of the ring in a log's file.
 pub const RING_START: u64 = BLOCK_BYTES as u64;
 
+/// No log's file is longer, whatever the settings are: they may have been others when the file was made.
+pub const LOG_BYTES_MAX: u64 = 64 << 20;
+
 /// Bytes of a log's file that have space at first, where the daemon's settings do not say.
 pub const FIRST_SPACE: u64 = 1 << 20;
 
@@ -86,6 +89,15 @@ pub fn bytes_between((ring_start, ring_end): (u64, u64), from: Digested, to: Dig
     }
 }
 
+/// The size of a new log's file.
+#[derive(Clone, Copy, Debug)]
+pub struct LogSize {
+    /// Its length.
+    pub file_bytes: u64,
+    /// Bytes that have space at first.
+    pub space: u64,
+}
+
 /// The file of an update log, with the salt of its frames.
 pub struct LogFile {
     /// Name of the file in the pool.
@@ -100,8 +112,7 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// Creates an empty log with space for its first `reserved` bytes; [`Region::reserve`] gets more. The log is durable when
-    /// this returns.
+    /// Creates an empty log; [`Region::reserve`] gets more space. The log is durable when this returns.
     ///
     /// # Errors
     /// The error of the medium: `Exists`, `NoSpace`, `Os`.
@@ -109,11 +120,11 @@ impl LogFile {
         medium: &Medium,
         pool: PoolUid,
         (log, incarnation): (LogUid, Incarnation),
-        (file_bytes, reserved): (u64, u64),
+        LogSize { file_bytes, space }: LogSize,
         owner: u32,
     ) -> Result<Self, MediaError> {
         let name = log_file(log, incarnation);
-        let region = medium.create_in_steps(&name, file_bytes, reserved.min(file_bytes))?;
+        let region = medium.create_in_steps(&name, file_bytes, space.min(file_bytes))?;
         let salt = Salt::of_log(log, incarnation);
         region.write(0, &superblock(pool, (log, incarnation), file_bytes, owner).encode());
         region.sync()?;
@@ -219,11 +230,15 @@ impl LogFile {
     /// The error of the medium.
     pub fn goes_on_behind(&self, end: Digested) -> Result<bool, MediaError> {
         let (mut window, mut left) = (Vec::new(), self.ring_bytes());
-        for window_at in (RING_START..self.end).step_by(WINDOW_BYTES as usize) {
+        let mut next = RING_START;
+        while next < self.end {
             // Most of the file may have no space.
-            if self.region.next_written(window_at) >= window_at + WINDOW_BYTES {
-                continue;
+            let written = self.region.next_written(next).max(next);
+            let window_at = next + (written - next) / WINDOW_BYTES * WINDOW_BYTES;
+            if window_at >= self.end {
+                break;
             }
+            next = window_at + WINDOW_BYTES;
             window.resize(WINDOW_BYTES.min(self.end - window_at) as usize, 0);
             let there = self.read(window_at, &mut window)?;
             for (header, index) in window[..there].chunks_exact(FRAME_ALIGN).zip(0..) {
@@ -437,7 +452,9 @@ mod tests {
     }
 
     fn log(medium: &Medium, bytes: u64) -> (LogFile, AppendRing) {
-        let log = LogFile::create(medium, PoolUid::new(1), LOG, (bytes, bytes), 0).unwrap();
+        let log =
+            LogFile::create(medium, PoolUid::new(1), LOG, LogSize { file_bytes: bytes, space: bytes }, 0)
+                .unwrap();
         let ring = AppendRing::empty(log.region().clone(), RING_START, log.salt, Sequence::new(1));
         (log, ring)
     }
@@ -535,7 +552,14 @@ mod tests {
     fn the_search_behind_the_end_reads_what_was_written() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let medium = Medium::memory(folder.path()).unwrap();
-        let log = LogFile::create(&medium, PoolUid::new(1), LOG, (64 << 20, 1 << 20), 0).unwrap();
+        let log = LogFile::create(
+            &medium,
+            PoolUid::new(1),
+            LOG,
+            LogSize { file_bytes: 64 << 20, space: 1 << 20 },
+            0,
+        )
+        .unwrap();
         let mut ring = AppendRing::empty(log.region().clone(), RING_START, log.salt, Sequence::new(1));
         for length in [300_000, 400_000] {
             ring.append(header(length), &[vec![3; length].as_slice().into()]).unwrap();

@@ -9,7 +9,7 @@ use crate::arriving::Stream;
 use crate::error::Error;
 use crate::greeting::judge_terms;
 use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
-use crate::logs::{BEGINNING, FIRST_SPACE, LogFile, RING_START};
+use crate::logs::{BEGINNING, FIRST_SPACE, LOG_BYTES_MAX, LogFile, LogSize, RING_START};
 use crate::stream::message;
 use format::checksum::Salt;
 use format::envelope::{check_frame, frame_bytes};
@@ -58,7 +58,6 @@ struct MirroredLog {
 pub struct Receiver {
     medium: Medium,
     pool: PoolUid,
-    log_bytes_max: u64,
     ledger: Stream,
     /// The end of the ledger's stream, and the position up to which the tree contains the ledger, each with its life.
     end: LedgerPosition,
@@ -82,7 +81,6 @@ impl Receiver {
         pool: PoolUid,
         (ledger, contained, mut key): (Region, LedgerPosition, [u8; 16]),
         logs: impl Iterator<Item = (LogUid, Incarnation, Digested)>,
-        log_bytes_max: u64,
     ) -> Result<Self, Error> {
         let mut end = contained;
         while let Some(frame) = next_entry(&ledger, &end).map_err(|error| match error {
@@ -101,7 +99,6 @@ impl Receiver {
         let mut receiver = Self {
             medium: medium.clone(),
             pool,
-            log_bytes_max,
             ledger,
             end,
             contained,
@@ -116,7 +113,7 @@ impl Receiver {
     }
 
     fn find_log(&mut self, log: LogUid, incarnation: Incarnation, executed: Digested) -> Result<(), Error> {
-        let Some(file) = LogFile::open(&self.medium, (log, incarnation), self.log_bytes_max)? else {
+        let Some(file) = LogFile::open(&self.medium, (log, incarnation), LOG_BYTES_MAX)? else {
             return Ok(());
         };
         let (mut frames, mut end) = (file.frames(executed), executed);
@@ -183,7 +180,7 @@ impl Receiver {
         incarnation: Incarnation,
     ) -> Result<Option<(LogFile, Sequence)>, MediaError> {
         let Some(synced) = self.synced_record(uid, incarnation) else { return Ok(None) };
-        let file = LogFile::open(&self.medium, (uid, incarnation), self.log_bytes_max)?;
+        let file = LogFile::open(&self.medium, (uid, incarnation), LOG_BYTES_MAX)?;
         Ok(file.map(|file| (file, synced)))
     }
 
@@ -287,7 +284,7 @@ impl Receiver {
     fn open_log(&mut self, open: &MirrorOpen) -> Result<(), Error> {
         let key = (open.log, open.incarnation);
         let bytes = open.file_bytes.get();
-        let fits = bytes <= self.log_bytes_max && bytes >= RING_START + HEADER_BYTES as u64;
+        let fits = bytes <= LOG_BYTES_MAX && bytes >= RING_START + HEADER_BYTES as u64;
         // The file exists from an earlier connection of which this head does not know.
         let is_empty = |log: &MirroredLog| {
             log.stream.end == Digested { sequence: open.before, ..BEGINNING }
@@ -304,7 +301,8 @@ impl Receiver {
             Ok(()) | Err(MediaError::NotFound) => {}
             Err(error) => return Err(error.into()),
         }
-        let file = LogFile::create(&self.medium, self.pool, key, (bytes, FIRST_SPACE), open.owner.get())?;
+        let size = LogSize { file_bytes: bytes, space: FIRST_SPACE };
+        let file = LogFile::create(&self.medium, self.pool, key, size, open.owner.get())?;
         let before = Digested { sequence: open.before, ..BEGINNING };
         self.add_log(key, &file, before, before);
         let first = 0..FIRST_SPACE.min(bytes);
@@ -331,7 +329,7 @@ impl Receiver {
         let log = self.logs.get_mut(&(part.log, part.incarnation));
         let MirroredLog { stream, salt } = log.ok_or(Error::Broken("bytes of a log that is not there"))?;
         let new = stream.reserve(part.position() + bytes.len() as u64)?;
-        self.new_parts.extend(new.map(|part| (stream.region.clone(), part)));
+        self.new_parts.extend(new.map(|range| (stream.region.clone(), range)));
         stream.write_frames(*salt, part.position(), bytes)
     }
 

@@ -195,7 +195,7 @@ impl Receiver {
             return Err(Error::Broken("bytes beyond the ring"));
         }
         let mut data = vec![0; bytes as usize * FRAME_ALIGN];
-        region.read(part.position(), &mut data)?;
+        region.read_by_kernel(part.position(), &mut data)?;
         let part = DataPart { bytes: U32::new(data.len() as u32), ..*part };
         let head = MirrorHead { kind: MirrorKind::Data as u8, flags: 0, count: U16::new(1) };
         Ok([head.as_bytes(), part.as_bytes(), &data].concat())

@@ -6,6 +6,7 @@ use ccnvm::LockLimits;
 use format::NodeId;
 use format::superblock::OWNER_DAEMON;
 use ipc::ring::RingLimits;
+use mirror::logs::LOG_BYTES_MAX;
 use std::time::Duration;
 
 /// Settings of a daemon.
@@ -125,6 +126,7 @@ impl Config {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let fits = [
             ("log_bytes", (FILE_BYTES_MIN..=self.log_bytes_max).contains(&self.log_bytes)),
+            ("log_bytes_max", self.log_bytes_max <= LOG_BYTES_MAX),
             ("ledger_bytes", self.ledger_bytes >= FILE_BYTES_MIN),
             ("own_range", self.own_range > 0),
             ("lease_words", self.lease_words > 0 && self.lease_words < u32::MAX),

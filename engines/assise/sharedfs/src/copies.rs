@@ -143,15 +143,13 @@ impl Copy {
     }
 
     /// The copy has a file of a log that goes on.
-    pub fn resume_log(&self, ends: &LogEnds, ring_bytes: u64) {
+    pub fn resume_log(&self, ends: &LogEnds) {
         let end = Digested { sequence: ends.end, position: ends.end_position.get() };
         let executed = Digested { sequence: ends.executed, position: ends.executed_position.get() };
         if let Some(sender) = self.sender.lock().as_mut() {
             sender.resume_log(ends.log, ends.incarnation, end);
         }
-        let incarnation = ends.incarnation;
-        let synced = end.sequence;
-        let log = CopiedLog { incarnation, sent: end, synced, executed, ends: None, ring_bytes };
+        let log = CopiedLog::new(ends.incarnation, end, executed);
         self.positions.lock().logs.insert(ends.log, log);
     }
 
@@ -234,7 +232,7 @@ impl Copy {
             if let Some((log, sent)) = sent
                 && let Some(copied) = positions.logs.get_mut(&log)
             {
-                copied.sent = sent;
+                copied.note_sent(sent);
             }
         }
         sender.ask();
@@ -289,8 +287,8 @@ impl Copy {
         let begin = Digested { sequence: before, position: RING_START };
         let mut positions = self.positions.lock();
         let synced = positions.logs.get(&log).map_or(before, |log| log.synced.max(before));
-        let ring_bytes = file.ring_bytes();
-        let copied = CopiedLog { incarnation, sent: begin, synced, executed: begin, ends: None, ring_bytes };
+        let mut copied = CopiedLog::new(incarnation, begin, begin);
+        copied.synced = synced;
         positions.logs.insert(log, copied);
     }
 
@@ -511,7 +509,7 @@ impl Copy {
         let positions = self.positions.lock();
         let behind = |log: &CopiedLog| {
             let from = Digested { sequence: log.synced, position: log.executed.position };
-            mirror::logs::bytes_between(log.ring(), from, log.sent)
+            log.bytes_between(from, log.sent)
         };
         let stalled = (positions.waits() || positions.lost || !connected)
             .then(|| self.host.now().since(positions.moved_at));

@@ -43,13 +43,26 @@ pub(crate) struct CopiedLog {
     pub executed: Digested,
     /// The log was found to end at the first record when it was to be sent up to the second.
     pub ends: Option<(Sequence, Sequence)>,
-    pub ring_bytes: u64,
+    /// The furthest position in the file up to which something was sent.
+    end: u64,
 }
 
 impl CopiedLog {
-    /// Where the ring lies in the log's file.
-    pub fn ring(&self) -> (u64, u64) {
-        (RING_START, RING_START + self.ring_bytes)
+    /// A log of which the copy has all that was sent.
+    pub fn new(incarnation: Incarnation, sent: Digested, executed: Digested) -> Self {
+        let (synced, end) = (sent.sequence, sent.position.max(executed.position));
+        Self { incarnation, sent, synced, executed, ends: None, end }
+    }
+
+    /// Records were sent up to a place.
+    pub fn note_sent(&mut self, sent: Digested) {
+        self.end = self.end.max(sent.position);
+        self.sent = sent;
+    }
+
+    /// Number of bytes between two places, about: without those that a pad skips.
+    pub fn bytes_between(&self, from: Digested, to: Digested) -> u64 {
+        mirror::logs::bytes_between((RING_START, self.end), from, to)
     }
 }
 
@@ -119,10 +132,31 @@ impl Positions {
             }
             if mark.sequence > log.executed.sequence {
                 let executed = Digested { sequence: mark.sequence, position: mark.position.get() };
-                self.executed_bytes += mirror::logs::bytes_between(log.ring(), log.executed, executed);
+                log.end = log.end.max(executed.position);
+                self.executed_bytes += log.bytes_between(log.executed, executed);
                 log.executed = executed;
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The program uses the first MiB of its log's file; a pad skips the rest.
+    #[test]
+    fn what_a_pad_skips_is_not_behind() {
+        const MIB: u64 = 1 << 20;
+        let at = |sequence, position| Digested { sequence: Sequence::new(sequence), position };
+        let mut log = CopiedLog::new(Incarnation::new(1), at(0, RING_START), at(0, RING_START));
+        for (sequence, position) in [(100, MIB / 2), (200, MIB), (300, RING_START + MIB / 4)] {
+            log.note_sent(at(sequence, position));
+        }
+        let behind = |from| log.bytes_between(from, log.sent);
+        assert_eq!(behind(at(200, MIB)), MIB / 4);
+        assert_eq!(behind(at(100, MIB / 2)), 3 * MIB / 4);
+        assert_eq!(log.bytes_between(at(100, MIB / 2), at(200, MIB)), MIB / 2);
     }
 }

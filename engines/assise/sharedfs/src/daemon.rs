@@ -177,7 +177,7 @@ impl Daemon {
         config.check()?;
         let pool_lock = lock_pool(&*host, medium, &config)?;
         let mut area = Area::open(medium, config.area)?;
-        make_files_anew(medium, &mut area, &config)?;
+        make_files_anew(medium, &mut area)?;
         let generations = Arc::new(Generations::new(&*host)?);
         let copy = LocalCopy::open(&area, medium, &config, generations)?;
         let term = Term { node: config.node, epoch: Epoch::default(), version: 0 };

@@ -12,7 +12,7 @@ use area::Area;
 use format::checksum::Salt;
 use format::envelope::FRAME_ALIGN;
 use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid};
-use mirror::logs::{BEGINNING, LogFile, RING_START, is_log_file};
+use mirror::logs::{BEGINNING, LOG_BYTES_MAX, LogFile, is_log_file};
 use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeSet;
@@ -71,16 +71,12 @@ pub(crate) fn ledger_end(
     Ok(if of_earlier { LedgerEnd::Whole } else { LedgerEnd::NotWhole })
 }
 
-/// Logs in the pool, of at most so many bytes, with records that the table does not account for.
-pub(crate) fn unaccounted(
-    medium: &Medium,
-    log_bytes_max: u64,
-    known: impl Fn(LogUid) -> bool,
-) -> Result<Vec<LogFile>, Error> {
+/// Logs in the pool with records that the table does not account for.
+pub(crate) fn unaccounted(medium: &Medium, known: impl Fn(LogUid) -> bool) -> Result<Vec<LogFile>, Error> {
     let mut found = Vec::new();
     for name in medium.list()?.iter().filter(|name| is_log_file(name)) {
         let Some((uid, incarnation)) = life_of(name).filter(|(uid, _)| !known(*uid)) else { continue };
-        let Some(log) = LogFile::open(medium, (uid, incarnation), log_bytes_max)? else { continue };
+        let Some(log) = LogFile::open(medium, (uid, incarnation), LOG_BYTES_MAX)? else { continue };
         if log.frames(BEGINNING).next()?.is_some() || log.goes_on_behind(BEGINNING)? {
             found.push(log);
         }
@@ -113,7 +109,7 @@ impl Unjudged {
     /// does not judge it: its copy is kept.
     pub fn left_in(medium: &Medium, config: &Config, known: impl Fn(LogUid) -> bool) -> Result<Self, Error> {
         // The length of a log's file is under the control of its user.
-        let bytes_max = RING_START + config.log_bytes_max.max(config.log_bytes).max(config.ledger_bytes);
+        let bytes_max = LOG_BYTES_MAX.max(config.ledger_bytes);
         let mut left =
             Self { medium: medium.clone(), bytes_max, copies: Vec::new(), needed: BTreeSet::new() };
         for copy in medium.list()?.into_iter().filter(|name| name.starts_with(UNJUDGED)) {
@@ -181,16 +177,18 @@ impl Unjudged {
             source => source?,
         };
         let bytes = source.bytes();
-        // Most of a log's file may have no space.
+        // Most of a log's file may have no space; the copy has none there either.
         let target = self.medium.create_in_steps(target, bytes, bytes.min(WINDOW_BYTES))?;
         let mut window = Vec::new();
         for at in (0..bytes).step_by(WINDOW_BYTES as usize) {
-            window.resize(WINDOW_BYTES.min(bytes - at) as usize, 0);
-            source.read(at, &mut window)?;
-            if window.iter().any(|byte| *byte != 0) {
-                target.reserve(at..at + window.len() as u64)?;
-                target.write(at, &window);
+            let end = bytes.min(at + WINDOW_BYTES);
+            if source.next_written(at) >= end {
+                continue;
             }
+            window.resize((end - at) as usize, 0);
+            source.read(at, &mut window)?;
+            target.reserve(at..end)?;
+            target.write(at, &window);
         }
         Ok(target.sync()?)
     }
@@ -214,13 +212,12 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
         ledger.note(&read)?;
     }
     let table = ledger.table();
-    let log_bytes_max = Config::default().log_bytes_max;
     let mut findings = Vec::new();
     let known = |uid| table.log(uid).is_some() || named.contains(&uid);
-    let mut undigested = !unaccounted(medium, log_bytes_max, known)?.is_empty();
+    let mut undigested = !unaccounted(medium, known)?.is_empty();
     for (uid, open) in table.logs() {
         let from = progress.get(&uid).copied().unwrap_or(BEGINNING);
-        let Some(log) = LogFile::open(medium, (uid, open.incarnation), log_bytes_max)? else { continue };
+        let Some(log) = LogFile::open(medium, (uid, open.incarnation), open.file_bytes)? else { continue };
         let (mut frames, mut end) = (log.frames(from), from);
         while let Some(frame) = frames.next()? {
             end = frame.after;

@@ -188,7 +188,8 @@ impl State {
             return false;
         };
         let records = |from: Sequence, to: Sequence| u128::from(to.get().saturating_sub(from.get()));
-        let digested_bytes = bytes_between((RING_START, file.ring_end()), before, at);
+        // Without what a pad skips.
+        let digested_bytes = bytes_between((RING_START, file.ring_end()), before, at).min(session.log_bytes);
         let left = records(at.sequence, session.shared.committed());
         let digested = records(before.sequence, at.sequence);
         digested > 0

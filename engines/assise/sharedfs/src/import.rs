@@ -280,12 +280,11 @@ impl Core {
         let state = &mut *guard;
         let pinned = Pinned::of(&mut area);
         let place = position_of(&pinned.snapshot.ledger());
-        let logs = logs_of(state, &pinned.snapshot)?;
+        let logs = logs_of(&pinned.snapshot)?;
         let key = keys_of_lives(&area, &state.copy)?.get(&place.life).copied().unwrap_or_default();
-        let marks = logs.iter().map(|(ends, _)| *ends).collect();
-        let ends = CopyEnds { end: place, contained: place, key, logs: marks };
+        let ends = CopyEnds { end: place, contained: place, key, logs };
         let copy = Copy::to_come(self.host.clone(), node, &ends);
-        logs.iter().for_each(|(ends, ring_bytes)| copy.resume_log(ends, *ring_bytes));
+        ends.logs.iter().for_each(|log| copy.resume_log(log));
         self.count(state, copy);
         Ok((pinned, ends))
     }
@@ -337,8 +336,8 @@ impl Core {
     }
 }
 
-/// The logs of a tree's table, each as a copy has it whose file is empty, with the bytes of its ring.
-fn logs_of(state: &mut State, snapshot: &Snapshot) -> Result<Vec<(LogEnds, u64)>, Error> {
+/// The logs of a tree's table, each as a copy has it whose file is empty.
+fn logs_of(snapshot: &Snapshot) -> Result<Vec<LogEnds>, Error> {
     let mut found = Vec::new();
     for (log, item) in snapshot.logs()? {
         let ends = LogEnds {
@@ -350,8 +349,7 @@ fn logs_of(state: &mut State, snapshot: &Snapshot) -> Result<Vec<(LogEnds, u64)>
             incarnation: item.incarnation,
             reserved: U32::new(0),
         };
-        let ring_bytes = state.copy.file(log)?.map_or(0, |file| file.ring_bytes());
-        found.push((ends, ring_bytes));
+        found.push(ends);
     }
     Ok(found)
 }

@@ -5,18 +5,17 @@
 //! Guarantees: no byte that stood in the ledger or in a log before the import is ever read after it. The process can be
 //! interrupted anywhere: the next daemon that opens the pool repeats it.
 
-use crate::config::Config;
 use crate::error::Error;
 use crate::ledger::Ledger;
 use area::Area;
-use mirror::logs::{FIRST_SPACE, LogFile, RING_START, is_log_file};
+use mirror::logs::{FIRST_SPACE, LOG_BYTES_MAX, LogFile, LogSize, RING_START, is_log_file};
 use pmem::{MediaError, Medium};
 
 /// Makes ledger and logs anew if an import made the last commit.
 ///
 /// # Errors
 /// `Area`, `Media`, `File`.
-pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area, config: &Config) -> Result<(), Error> {
+pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area) -> Result<(), Error> {
     if !area.is_imported() {
         return Ok(());
     }
@@ -27,18 +26,12 @@ pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area, config: &Config)
         }
     }
     Ledger::clear(medium, area.pool())?;
-    let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
     for (log, item) in area.logs()? {
         let bytes = item.file_bytes.get();
         // A log with an impossible size has no file; the head is told so.
-        if (RING_START + format::HEADER_BYTES as u64..=log_bytes_max).contains(&bytes) {
-            LogFile::create(
-                medium,
-                area.pool(),
-                (log, item.incarnation),
-                (bytes, FIRST_SPACE),
-                item.uid.get(),
-            )?;
+        if (RING_START + format::HEADER_BYTES as u64..=LOG_BYTES_MAX).contains(&bytes) {
+            let size = LogSize { file_bytes: bytes, space: FIRST_SPACE };
+            LogFile::create(medium, area.pool(), (log, item.incarnation), size, item.uid.get())?;
         }
     }
     Ok(area.end_import()?)

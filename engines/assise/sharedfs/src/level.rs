@@ -60,8 +60,8 @@ pub(crate) fn begin_copy(
     judge_history(local, lives, &ends, node)?;
     let logs = judge_logs(local, &ends, node)?;
     let copy = Copy::new(host.clone(), sender, &ends);
-    for (ends, ring_bytes) in logs {
-        copy.resume_log(&ends, ring_bytes);
+    for ends in logs {
+        copy.resume_log(&ends);
     }
     Ok(copy)
 }
@@ -125,7 +125,7 @@ pub(crate) fn judge_history(
 }
 
 /// All records that the entries name which the copy's tree lacks are at the copy, or here. Gives the files that go on.
-fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Vec<(LogEnds, u64)>, Error> {
+fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Vec<LogEnds>, Error> {
     let entries = local.ledger.entries_from(&place_of(&ends.contained))?;
     let entries = entries.ok_or(Error::NeedsImport(node))?;
     let mut there: BTreeMap<LogUid, Sequence> = BTreeMap::new();
@@ -143,7 +143,7 @@ fn judge_logs(local: &mut LocalCopy, ends: &CopyEnds, node: NodeId) -> Result<Ve
         let known = ends.logs.iter().find(|log| (log.log, log.incarnation) == (uid, incarnation));
         let from = match known {
             Some(log) => {
-                goes_on.push((*log, file.ring_bytes()));
+                goes_on.push(*log);
                 let executed = Digested { sequence: log.executed, position: log.executed_position.get() };
                 let ring = (RING_START, RING_START + file.ring_bytes());
                 let end = Digested { sequence: log.end, position: log.end_position.get() };

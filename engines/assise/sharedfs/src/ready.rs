@@ -6,11 +6,10 @@
 //! crash the next start removes its file, like that of any log that was not begun.
 
 use crate::accept::{SESSION_DESCRIPTORS, has_descriptors};
-use crate::config::Config;
 use crate::state::Core;
 use format::superblock::OWNER_DAEMON;
 use format::{Incarnation, LogUid};
-use mirror::logs::LogFile;
+use mirror::logs::{LogFile, LogSize};
 use pmem::MediaError;
 use std::sync::Arc;
 
@@ -30,8 +29,8 @@ impl Core {
     /// # Errors
     /// The error of the medium.
     pub fn make_log(&self, life: (LogUid, Incarnation), owner: u32) -> Result<LogFile, MediaError> {
-        let Config { log_bytes, log_bytes_max, .. } = self.config;
-        LogFile::create(&self.medium, self.pool, life, (log_bytes_max, log_bytes), owner)
+        let size = LogSize { file_bytes: self.config.log_bytes_max, space: self.config.log_bytes };
+        LogFile::create(&self.medium, self.pool, life, size, owner)
     }
 
     /// Makes as many logs ready as there should be. Called by the background thread; no lock is held meanwhile.

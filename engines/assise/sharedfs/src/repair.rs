@@ -11,12 +11,13 @@ use crate::error::Error;
 use crate::level::{LEVEL_PATIENCE, greet, judge_history};
 use crate::replay::copy::LocalCopy;
 use format::mirror::RecordsOfLog;
-use format::{Life, LogUid, NodeId, PoolUid, Sequence};
+use format::{Envelope, HEADER_BYTES, Life, LogUid, NodeId, PoolUid, Sequence};
 use ipc::Digested;
 use ipc::host::{Host, Time};
-use mirror::logs::{FIRST_SPACE, LogFile, RING_START, bytes_between, log_file};
+use mirror::logs::{FIRST_SPACE, LogFile, LogSize, RING_START, bytes_between, log_file};
 use mirror::{CopyEnds, Sender, records_of};
 use pmem::MediaError;
+use pmem::ring::PAD_KIND;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use transport::Connection;
@@ -141,21 +142,25 @@ impl<'a> GreetedCopies<'a> {
     ) -> Result<(), Error> {
         let file = writable(local, range.log, self.pool)?;
         let ring = (RING_START, file.ring_end());
-        let mut at = Digested { sequence: range.from, position: range.from_position.get() };
-        let mut left = bytes_between(ring, at, end).min(file.ring_bytes());
+        let from = Digested { sequence: range.from, position: range.from_position.get() };
+        let (mut at, mut left) = (from.position, bytes_between(ring, from, end).min(file.ring_bytes()));
+        let mut frames = FetchedFrames { next: at };
         while left > 0 {
             let until = self.until();
             let (sender, ends) = &mut self.copies[index];
             let node = sender.connection().node();
-            let bytes = left.min(ring.1 - at.position);
-            let part = ((range.log, range.incarnation), (at.position, bytes));
+            let bytes = left.min(ring.1 - at);
+            let part = ((range.log, range.incarnation), (at, bytes));
             let fetched =
                 sender.fetch(ends, part.0, part.1, until).map_err(|error| Error::Copy(node, error))?;
-            file.put(at.position, &fetched)?;
-            left -= (fetched.len() as u64).min(left);
-            at.position += fetched.len() as u64;
-            if at.position >= ring.1 {
-                at.position = ring.0;
+            let pad = frames.pad_in(at, &fetched);
+            // What a pad skips may have no space.
+            file.put(at, &fetched[..pad.unwrap_or(fetched.len())])?;
+            let taken = if pad.is_some() { ring.1 - at } else { fetched.len() as u64 };
+            left = left.saturating_sub(taken);
+            at += taken;
+            if at >= ring.1 {
+                (at, frames.next) = (ring.0, ring.0);
             }
         }
         file.sync()?;
@@ -200,6 +205,29 @@ fn own_records(
     }))
 }
 
+/// The frames in the fetched bytes of a log.
+struct FetchedFrames {
+    /// Where the next one begins.
+    next: u64,
+}
+
+impl FetchedFrames {
+    /// Where the header of a pad ends in these bytes, which were fetched from a position on.
+    fn pad_in(&mut self, position: u64, bytes: &[u8]) -> Option<usize> {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        while let Some(offset) = self.next.checked_sub(position).map(size)
+            && let Some(header) = bytes.get(offset..).and_then(|rest| rest.get(..HEADER_BYTES))
+            && let Ok(envelope) = Envelope::decode(header)
+        {
+            if envelope.kind == PAD_KIND {
+                return Some(offset + HEADER_BYTES);
+            }
+            self.next += envelope.frame_bytes();
+        }
+        None
+    }
+}
+
 /// The file of a log, made again if its owner has changed its length or removed it.
 fn writable(local: &mut LocalCopy, uid: LogUid, pool: PoolUid) -> Result<Arc<LogFile>, Error> {
     let file = local.file(uid)?;
@@ -212,5 +240,50 @@ fn writable(local: &mut LocalCopy, uid: LogUid, pool: PoolUid) -> Result<Arc<Log
         Ok(()) | Err(MediaError::NotFound) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok(Arc::new(LogFile::create(&local.medium, pool, (uid, incarnation), (bytes, FIRST_SPACE), owner)?))
+    let size = LogSize { file_bytes: bytes, space: FIRST_SPACE };
+    Ok(Arc::new(LogFile::create(&local.medium, pool, (uid, incarnation), size, owner)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pmem::Recorder;
+    use pmem::ring::AppendRing;
+    use zerocopy::IntoBytes;
+
+    fn append(ring: &mut AppendRing, bytes: usize) {
+        let mut header = [0; HEADER_BYTES];
+        let envelope = Envelope::new(format::record::Kind::Write as u8, 0, bytes as u32);
+        header[..size_of::<Envelope>()].copy_from_slice(envelope.as_bytes());
+        ring.append(header, &[vec![7; bytes].as_slice().into()]).unwrap();
+    }
+
+    /// However the bytes are fetched, the pad is found.
+    #[test]
+    fn a_pad_is_found_in_fetched_frames() {
+        const FILE_BYTES: usize = 32 << 10;
+        let region = Recorder::new().medium().create("log", FILE_BYTES as u64).unwrap();
+        let mut ring = AppendRing::empty(region.clone(), 0, format::checksum::Salt::NONE, Sequence::new(1));
+        ring.use_up_to(8192);
+        append(&mut ring, 100);
+        append(&mut ring, 6000);
+        let pad = ring.tail();
+        ring.release_to(pad);
+        append(&mut ring, 4000);
+        assert_eq!(ring.tail().sequence, Sequence::new(5), "a pad stands before the last");
+        let mut all = vec![0; FILE_BYTES];
+        region.read(0, &mut all).unwrap();
+        for (from, piece) in [(4096, 64), (4096, 192), (4096, 4096), (0, FILE_BYTES)] {
+            // The frame of 4,000 bytes stands over the first ones.
+            let mut frames = FetchedFrames { next: if from == 0 { 0 } else { pad.position } };
+            let mut position = from as u64;
+            let found = all[from..].chunks(piece).find_map(|part| {
+                let found = frames.pad_in(position, part).map(|end| position + end as u64);
+                position += part.len() as u64;
+                found
+            });
+            let expected = if from == 0 { None } else { Some(pad.position + HEADER_BYTES as u64) };
+            assert_eq!(found, expected, "pieces of {piece}");
+        }
+    }
 }

@@ -170,7 +170,7 @@ impl TakeOver<'_> {
         }
         let life = self.copy.ledger.life();
         let known = |uid| self.copy.ledger.table().log(uid).is_some() || named.contains(&uid);
-        for log in unaccounted(&self.copy.medium, self.config.log_bytes_max, known)? {
+        for log in unaccounted(&self.copy.medium, known)? {
             self.unjudged.copy(life, &log.name)?;
             self.unjudged.keep(&log.name);
         }

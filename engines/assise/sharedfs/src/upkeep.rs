@@ -8,7 +8,7 @@ use format::call::{
 };
 use format::{BLOCK_BYTES, InodeNumber, SegmentId};
 use ipc::Word;
-use pmem::Region;
+use pmem::{MediaError, Region};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -105,7 +105,10 @@ impl Core {
         let largest = file.region().bytes();
         let bytes = whole_blocks.filter(|bytes| *bytes <= largest).ok_or(Status::Invalid)?;
         if bytes > had {
-            file.region().reserve(had..bytes).map_err(|_| Status::NoSpace)?;
+            file.region().reserve(had..bytes).map_err(|error| match error {
+                MediaError::NoSpace => Status::NoSpace,
+                _ => Status::Media,
+            })?;
         }
         let mut state = self.state.lock();
         let session = state.live(id)?;

@@ -78,7 +78,6 @@ pub(crate) struct LocalCopy {
     /// Damaged blocks of files, by their number in the file, of which records replaced a part since this process began.
     pub damaged: BTreeSet<(InodeNumber, u64)>,
     /// A larger file is no log that was made.
-    log_bytes_max: u64,
     /// Changes of the ledger in one commit.
     pub(super) batch_changes: usize,
 }
@@ -106,22 +105,10 @@ impl LocalCopy {
             (area.ledger(), key_of_life(area, area.ledger().life)?),
             table,
         )?;
-        let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
         let (medium, batch_changes) = (medium.clone(), config.batch_changes);
         let (tree, free, damaged) = (area.snapshot(), Free::of(area), BTreeSet::new());
         let hash_key = None;
-        Ok(Self {
-            medium,
-            tree,
-            free,
-            ledger,
-            logs,
-            hash_key,
-            generations,
-            damaged,
-            log_bytes_max,
-            batch_changes,
-        })
+        Ok(Self { medium, tree, free, ledger, logs, hash_key, generations, damaged, batch_changes })
     }
 
     /// From now on all readings of a record give the same bytes, and each `Digest` entry gets the hash of its records.
@@ -146,9 +133,8 @@ impl LocalCopy {
         if log.file.is_some() {
             return Ok(log.file.clone());
         }
-        let incarnation =
-            self.ledger.table().log(uid).expect("each log of a copy is in the table").incarnation;
-        let opened = LogFile::open(&self.medium, (uid, incarnation), self.log_bytes_max)?;
+        let open = self.ledger.table().log(uid).expect("each log of a copy is in the table");
+        let opened = LogFile::open(&self.medium, (uid, open.incarnation), open.file_bytes)?;
         let file = self.with_hashes(opened.map(Arc::new));
         self.logs.get_mut(&uid).expect("it was there before").file.clone_from(&file);
         Ok(file)

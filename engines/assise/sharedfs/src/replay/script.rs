@@ -41,7 +41,7 @@ pub fn execute_ledger(host: &dyn Host, medium: &Medium, config: &Config) -> Resu
     config.check()?;
     let _lock = medium.lock()?;
     let mut area = Area::open(medium, config.area)?;
-    make_files_anew(medium, &mut area, config)?;
+    make_files_anew(medium, &mut area)?;
     let generations = Arc::new(Generations::new(host)?);
     let mut copy = LocalCopy::open(&area, medium, config, generations)?;
     let executed = Script::new(&mut area, &mut copy, config).run(None, &mut |_| {})?;

@@ -184,7 +184,6 @@ pub enum Change {
     Nothing,
     /// The log is put, with its groups.
     Open(LogUid),
-    /// How far the log is contained, and in which file it goes on, is put.
     /// The grant is put.
     Grant(LogUid, Unit, Grant),
     /// The grant is removed.

@@ -45,7 +45,7 @@ pub(super) fn open_contents(
     config: &Config,
 ) -> Result<(Contents, Receiver), Error> {
     let mut area = Area::open(medium, config.area)?;
-    make_files_anew(medium, &mut area, config)?;
+    make_files_anew(medium, &mut area)?;
     let generations = Arc::new(Generations::new(host)?);
     let mut copy = LocalCopy::open(&area, medium, config, generations)?;
     // Entries in the ledger may never have been synced: they are synced before they are executed.
@@ -53,9 +53,7 @@ pub(super) fn open_contents(
     let contained = position_of(&copy.ledger.place());
     let logs = logs_of(medium, &copy)?;
     let key = key_of_life(&area, contained.life)?;
-    let log_bytes_max = config.log_bytes_max.max(config.log_bytes);
-    let opened =
-        Receiver::open(medium, area.pool(), (region, contained, key), logs.into_iter(), log_bytes_max);
+    let opened = Receiver::open(medium, area.pool(), (region, contained, key), logs.into_iter());
     let mut receiver = opened.map_err(|error| match error {
         mirror::Error::Media(error) => Error::Media(error),
         mirror::Error::Message(error) => Error::File(crate::ledger::LEDGER_FILE.to_owned(), error),

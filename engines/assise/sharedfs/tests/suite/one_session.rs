@@ -192,3 +192,21 @@ fn open_files_without_a_name_are_kept_however_many() {
         assert_eq!(one.read(file, 0, 4).unwrap(), b"kept");
     }
 }
+
+/// An operator lowers the limit of logs while one of an earlier daemon has records.
+#[test]
+fn a_lower_limit_of_logs_loses_no_record() {
+    let recorder = Recorder::new();
+    new_pool(&recorder.medium());
+    let daemon = open(&recorder.medium()).0;
+    let mut one = Client::attach(&daemon, user(0));
+    one.write_lease(ROOT);
+    let (file, _) = one.create(ROOT, b"file", FILE | 0o644);
+    assert!(one.write(file, 0, b"synced"));
+    drop((one, daemon));
+    let config = Config { log_bytes_max: tiny().log_bytes, ..tiny() };
+    let daemon = Arc::new(Daemon::open(Arc::new(SystemHost), &recorder.medium(), config).unwrap().0);
+    let other = Client::attach(&daemon, user(0));
+    let file = other.walk("file").unwrap().inode;
+    assert_eq!(other.read(file, 0, 100).unwrap(), b"synced");
+}
