@@ -154,7 +154,7 @@ impl<'a> GreetedCopies<'a> {
             let fetched =
                 sender.fetch(ends, part.0, part.1, until).map_err(|error| Error::Copy(node, error))?;
             let pad = frames.pad_in(at, &fetched);
-            // What a pad skips may have no space.
+            // The part that a pad skips may have no space.
             file.put(at, &fetched[..pad.unwrap_or(fetched.len())])?;
             let taken = if pad.is_some() { ring.1 - at } else { fetched.len() as u64 };
             left = left.saturating_sub(taken);
