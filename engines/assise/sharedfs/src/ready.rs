@@ -24,13 +24,19 @@ pub(crate) struct ReadyLog {
 }
 
 impl Core {
-    /// Makes an empty log with the space that a session begins with.
+    /// Makes an empty log with the space that a session begins with. Where a file may not have the largest size of a log, because
+    /// the process has a limit for the size of files, it keeps this one.
     ///
     /// # Errors
     /// The error of the medium.
     pub fn make_log(&self, life: (LogUid, Incarnation), owner: u32) -> Result<LogFile, MediaError> {
-        let size = LogSize { file_bytes: self.config.log_bytes_max, space: self.config.log_bytes };
-        LogFile::create(&self.medium, self.pool, life, size, owner)
+        let space = self.config.log_bytes;
+        let make =
+            |file_bytes| LogFile::create(&self.medium, self.pool, life, LogSize { file_bytes, space }, owner);
+        match make(self.config.log_bytes_max) {
+            Err(MediaError::NoSpace) => make(space),
+            made => made,
+        }
     }
 
     /// Makes as many logs ready as there should be. Called by the background thread; no lock is held meanwhile.
