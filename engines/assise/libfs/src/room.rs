@@ -18,7 +18,7 @@ use zerocopy::little_endian::{U32, U64};
 /// Factor by which later requests for blocks may be larger than the first.
 const REFILL_GROWTH: u64 = 8;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested.
-const PART: u64 = 8;
+const PART: u64 = 32;
 /// A log gets space for twice as many bytes as it has, and at most for so many more, so that the writer does not wait long.
 const LOG_STEP_MAX: u64 = 4 << 20;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
