@@ -17,8 +17,10 @@ use zerocopy::little_endian::{U32, U64};
 
 /// Factor by which later requests for blocks may be larger than the first.
 const REFILL_GROWTH: u64 = 8;
-/// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested.
-const PART: u64 = 32;
+/// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested, or about this number of
+/// bytes if that is less.
+const PART: u64 = 8;
+const PART_BYTES_MAX: u64 = 2 << 20;
 /// A log gets space for twice as many bytes as it has, and at most for so many more, so that the writer does not wait long.
 const LOG_STEP_MAX: u64 = 4 << 20;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
@@ -239,13 +241,14 @@ impl LibFs {
     /// Waits for a digest that frees space for a frame of so many bytes. For a small frame the writer continues as soon as
     /// there is enough, while the rest is digested.
     fn wait_for_log_space(&self, bytes: u64) -> Result<()> {
-        let (digested, last, is_small) = {
+        let (digested, last, is_small, parts) = {
             let state = self.state();
             let Some(session) = state.session.as_ref() else { return Ok(()) };
             let is_small = bytes <= session.ring.bytes() / SMALL_FRAME;
-            (session.words.digested().0, session.last(), is_small)
+            let parts = PART.max(session.ring.bytes() / PART_BYTES_MAX);
+            (session.words.digested().0, session.last(), is_small, parts)
         };
-        let part = last.get().saturating_sub(digested.get()) / PART;
+        let part = last.get().saturating_sub(digested.get()) / parts;
         let first = Sequence::new(digested.get() + part);
         self.get_digested(if is_small && part > 0 { first } else { last })
     }
