@@ -19,6 +19,12 @@ fn program() -> String {
     DONE.get_or_init(|| compiled("calls")).clone()
 }
 
+/// The program of the calls by users, compiled once: its runs execute it again, by its path.
+fn program_of_users() -> String {
+    static DONE: OnceLock<String> = OnceLock::new();
+    DONE.get_or_init(|| compiled("users")).clone()
+}
+
 /// A program of `answers`, compiled.
 fn compiled(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("answers-{name}"));
@@ -345,7 +351,7 @@ fn same_for_users(case: &str, more: &[&str], mounts: bool) {
         println!("skipped: needs root");
         return;
     }
-    let users = compiled("users");
+    let users = program_of_users();
     let memory = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
     let play =
         |before: &[&str], folder: &str| limited(&[before, &[&users, case, folder], more].concat(), &[]);

@@ -11,8 +11,8 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Bytes of address space that the arena requests first. If a limit prevents that, it halves the size, down to
-/// [`REGION_BYTES_MIN`].
+/// Bytes of address space that the arena requests first. If a limit prevents that, it halves the size until it may have twice as
+/// much as it takes, down to [`REGION_BYTES_MIN`]: the program needs some, and so does the mapping of its log.
 const REGION_BYTES: usize = 16 << 30;
 const REGION_BYTES_MIN: usize = 4 << 20;
 /// Smallest allocation with a mapping of its own.
@@ -49,7 +49,8 @@ impl Arena {
         }
         let mut bytes = REGION_BYTES;
         while bytes >= REGION_BYTES_MIN {
-            if let Some(fresh) = map_lazily(bytes) {
+            let is_limited = bytes < REGION_BYTES && bytes > REGION_BYTES_MIN;
+            if let Some(fresh) = if is_limited { map_lazily_half(2 * bytes) } else { map_lazily(bytes) } {
                 // SAFETY: fresh memory that no other thread knows yet.
                 unsafe { fresh.cast::<u64>().write(bytes as u64) };
                 return match self.region.compare_exchange(
@@ -143,6 +144,14 @@ fn map_lazily(bytes: usize) -> Option<*mut u8> {
     let address =
         unsafe { raw::try_call(libc::SYS_mmap, &[0, bytes as u64, protection, flags, u64::MAX, 0]) }.ok()?;
     Some(address as *mut u8)
+}
+
+/// The same, for the first half of so many bytes that may be mapped.
+fn map_lazily_half(bytes: usize) -> Option<*mut u8> {
+    let all = map_lazily(bytes)?;
+    // SAFETY: the address is in the middle of the mapping.
+    unmap(unsafe { all.add(bytes / 2) }, bytes / 2);
+    Some(all)
 }
 
 fn unmap(address: *mut u8, bytes: usize) {

@@ -227,6 +227,14 @@ impl Medium {
         }
     }
 
+    /// Bytes that are free where the folder lies; `None` if the medium does not say it.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Folder(folder) => folder.free_bytes(),
+            Kind::Recorded(_) => None,
+        }
+    }
+
     /// Names of the files, sorted.
     ///
     /// # Errors
@@ -355,6 +363,14 @@ impl Folder {
         }
         // SAFETY: the kernel just gave this descriptor to this process alone.
         Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        // SAFETY: statvfs is plain data, for which zero is a value.
+        let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open, and the structure is a local one.
+        let said = unsafe { libc::fstatvfs(self.descriptor.as_raw_fd(), &raw mut found) };
+        (said == 0).then(|| found.f_bavail.saturating_mul(found.f_frsize))
     }
 
     fn unlink(&self, name: &CStr) -> Result<(), MediaError> {

@@ -86,6 +86,8 @@ pub struct Usage {
     pub blocks: u64,
     /// Data blocks that can still be taken, the reserve included.
     pub blocks_free: u64,
+    /// Those among them for which there is no segment yet: the medium has to provide space for them.
+    pub blocks_unmade: u64,
     /// Nodes that the tree file holds.
     pub nodes: u32,
     /// Nodes that can be taken now.
@@ -301,6 +303,7 @@ impl Area {
         Usage {
             blocks,
             blocks_free,
+            blocks_unmade: self.space.uncreated(),
             nodes: self.layout.blocks - self.layout.first_node,
             nodes_free: self.node_map.allocatable(),
             inodes: self.last.root.inodes.get(),

@@ -171,7 +171,8 @@ impl Space {
         self.file(segment).map(|file| file.owner)
     }
 
-    fn uncreated(&self) -> u64 {
+    /// Blocks that the medium may hold beside the segments that there are.
+    pub fn uncreated(&self) -> u64 {
         self.capacity_blocks.saturating_sub(self.made().1)
     }
 

@@ -218,7 +218,7 @@ impl LibFs {
     /// # Errors
     /// `NoSpace`: there is no space for more of the file, and the frame does not fit what there is.
     pub(crate) fn get_log_space(&self, bytes: u64) -> Result<()> {
-        let (era, larger, fits) = {
+        let (era, larger, fits, was_refused) = {
             let mut state = self.state();
             state.purge();
             let era = state.era;
@@ -227,11 +227,13 @@ impl LibFs {
                 return Ok(());
             }
             // A frame fits an empty ring, wherever the ring begins, if it takes at most half of it.
-            (era, session.larger_log(bytes), session.ring.bytes() >= 2 * bytes)
+            (era, session.larger_log(bytes), session.ring.bytes() >= 2 * bytes, session.log_refused)
         };
         match larger {
             Some(log_bytes) => match self.grow_log(era, log_bytes) {
                 Err(vfs::Error::NoSpace) if fits => self.wait_for_log_space(bytes),
+                // The data of a write is cut into shorter records from now on.
+                Err(vfs::Error::NoSpace) if !was_refused => Ok(()),
                 grown => grown,
             },
             None => self.wait_for_log_space(bytes),

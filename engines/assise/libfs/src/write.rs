@@ -97,10 +97,12 @@ impl State {
         Ok(Written { bytes, end })
     }
 
-    /// Limit of bytes in one record: a quarter of the largest log, so that every operation of that size is atomic.
+    /// Limit of bytes in one record: a quarter of the largest log, so that every operation of that size is atomic; of the log
+    /// as it is where there is no space for more of it.
     fn record_bytes_max(&mut self) -> Step<u64> {
         let session = self.session()?;
-        Ok((session.log_bytes_max / 4).saturating_sub(HEADER_BYTES as u64).clamp(1, u64::from(u32::MAX)))
+        let largest = if session.log_refused { session.log_bytes } else { session.log_bytes_max };
+        Ok((largest / 4).saturating_sub(HEADER_BYTES as u64).clamp(1, u64::from(u32::MAX)))
     }
 
     /// Requires that the session's reservation may be used for blocks of a file.

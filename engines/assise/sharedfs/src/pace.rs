@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn usage(blocks_free: u64, nodes_free: u32) -> Usage {
-        Usage { blocks: 16_000, blocks_free, nodes: 16_000, nodes_free, inodes: 1 }
+        Usage { blocks: 16_000, blocks_free, blocks_unmade: 0, nodes: 16_000, nodes_free, inodes: 1 }
     }
 
     #[test]

@@ -234,7 +234,7 @@ mod tests {
 
     fn free(shared: u64, own: &[(u32, u64)], nodes_free: u32) -> Free {
         let blocks_free = shared + own.iter().map(|(_, blocks)| blocks).sum::<u64>();
-        let usage = Usage { blocks: 9000, blocks_free, nodes: 9000, nodes_free, inodes: 1 };
+        let usage = Usage { blocks: 9000, blocks_free, blocks_unmade: 0, nodes: 9000, nodes_free, inodes: 1 };
         Free { usage, blocks: FreeBlocks { shared, own: own.iter().copied().collect() } }
     }
 

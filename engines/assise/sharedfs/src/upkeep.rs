@@ -95,16 +95,20 @@ impl Core {
     /// [`format::call::CallKind::GrowLog`].
     pub fn grow_log(&self, id: SessionId, body: &[u8]) -> Result<Vec<u8>, Status> {
         let (request, _) = split::<GrowRequest>(body).map_err(|_| Status::Invalid)?;
-        let (file, had) = {
+        let (file, had, promised) = {
             let mut state = self.state.lock();
             let (log, had) = state.live(id).map(|session| (session.log, session.log_bytes))?;
             let file = state.copy.file(log).map_err(|_| Status::Media)?;
-            (file.ok_or(Status::Media)?, had)
+            (file.ok_or(Status::Media)?, had, state.copy.free.usage.blocks_unmade * BLOCK_BYTES as u64)
         };
         let whole_blocks = request.bytes.get().checked_next_multiple_of(BLOCK_BYTES as u64);
         let largest = file.region().bytes();
         let bytes = whole_blocks.filter(|bytes| *bytes <= largest).ok_or(Status::Invalid)?;
         if bytes > had {
+            let free = self.medium.free_bytes();
+            if free.is_some_and(|free| !may_take(bytes - had, free, promised)) {
+                return Err(Status::NoSpace);
+            }
             file.region().reserve(had..bytes).map_err(|error| match error {
                 MediaError::NoSpace => Status::NoSpace,
                 _ => Status::Media,
@@ -155,5 +159,29 @@ impl Core {
     }
 }
 
+/// Whether a log may take so many bytes of those that are free on the medium, of which some are promised to data. A log that took
+/// them would keep the data from being digested, so that nothing could be removed any more. Where more is promised than there is,
+/// a log takes a small part at a time.
+fn may_take(bytes: u64, free: u64, promised: u64) -> bool {
+    bytes <= free.saturating_sub(promised).max(free / SMALL_PART)
+}
+
+/// This fraction of the free bytes is a small part.
+const SMALL_PART: u64 = 64;
+
 /// About how many inodes, with their entries, a node of the tree holds.
 const INODES_A_NODE: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_leave_the_space_that_is_promised_to_data() {
+        const MIB: u64 = 1 << 20;
+        assert!(may_take(4 * MIB, 40 * MIB, 36 * MIB) && !may_take(4 * MIB, 39 * MIB, 36 * MIB));
+        // More is promised than there is.
+        assert!(may_take(4 * MIB, 256 * MIB, 4096 * MIB) && !may_take(4 * MIB, 255 * MIB, 4096 * MIB));
+        assert!(!may_take(1, 0, 0));
+    }
+}
