@@ -562,7 +562,8 @@ import os, sys
 for number in range(400):
     try:
         file = os.open('%s/f%d' % (sys.argv[1], number), os.O_CREAT | os.O_WRONLY)
-        assert os.write(file, bytes([number % 251]) * (1 << 20)) == 1 << 20
+        left = bytes([number % 251]) * (1 << 20)
+        while left: left = left[os.write(file, left):]
     except OSError as why: sys.exit('errno %d' % why.errno)
     print(number, file=open('/dev/stderr', 'w'))
 X
