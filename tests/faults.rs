@@ -13,7 +13,6 @@ use format::ledger::Kind;
 use format::superblock::Superblock;
 use harness::{Expect, Node, limited, until};
 use ipc::{Host, SystemHost, Word};
-use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -135,50 +134,6 @@ for n in 3 4 5 6 7 8 9; do ! (ulimit -n $n; exec cat kept) 2> said || echo $n; d
 for n in 6 7 8 9; do ! (ulimit -n $n; exec cat kept) 2> said && grep -q 'Too many open files' said || cat said; done"#;
     assert_eq!(node.sh(script).expect_success(), "");
     kept_is_there(&node);
-}
-
-/// Runs a script with a small disk of its own at `$disk`, in memory, and the program as `$hearth`; none if that needs
-/// root. A cluster in `$disk/c` is taken down afterwards.
-fn on_a_small_disk(size: &str, script: &str) -> Option<std::process::Output> {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root");
-        return None;
-    }
-    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-    let script = format!(
-        // Ours alone, also where the root is no mount point, as in a folder that was changed into.
-        "hearth={} disk={}\nmount --make-rprivate / 2>/dev/null || mount --make-rprivate /dev/shm || exit 1\n\
-         mount -t tmpfs -o size={size} none $disk\n\
-         trap '$hearth down --dir $disk/c --hard >/dev/null 2>&1' EXIT\n{script}",
-        env!("CARGO_BIN_EXE_hearth"),
-        folder.path().display()
-    );
-    Some(harness::limited(&["unshare", "-m", "--propagation", "unchanged", "bash", "-c", &script], &[]))
-}
-
-/// The pool has room, what it lies on has none for the log of one more program.
-#[test]
-fn a_program_that_finds_no_space_for_its_log_is_told() {
-    let script = "set -e
-        $hearth up --no-mount --dir $disk/c --medium memory --capacity 16 >/dev/null
-        $hearth run --dir $disk/c -- sh -c \"echo kept > $disk/c/n1/kept\"
-        # Its log's room is not there for the next one.
-        until $hearth status --dir $disk/c --json | tr -d ' \\n' | grep -qF '\"programs\":[]'; do :; done
-        mkfifo $disk/never
-        dd if=/dev/zero of=$disk/full bs=4096 2>/dev/null || true
-        # Those whose logs were ready stay; one that finds none is told, and ends.
-        for program in 1 2 3 4; do
-            $hearth run --dir $disk/c -- sh -c \"exec 3< $disk/c/n1/kept && read line < $disk/never\" &
-        done
-        wait -n || true
-        kill $(jobs -p) || true
-        wait
-        rm $disk/full
-        $hearth run --dir $disk/c -- cat $disk/c/n1/kept";
-    let Some(output) = on_a_small_disk("100m", script) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("No space left on device"), "{said}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "kept\n", "{said}");
 }
 
 #[test]
@@ -549,46 +504,4 @@ fn a_pool_file_that_is_not_whole_is_named() {
     }
     node.hearth(&["start"]).expect_success();
     kept_is_there(&node);
-}
-
-/// The medium of the pool is full before the pool is: no acknowledged data is given up, and with more space all of it
-/// is there.
-#[test]
-fn a_full_disk_under_the_pool_costs_nothing_acknowledged() {
-    let script = r#"
-        $hearth up --no-mount --dir $disk/c --medium memory --capacity 256 >/dev/null
-        $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X' &
-import os, sys
-for number in range(400):
-    try:
-        file = os.open('%s/f%d' % (sys.argv[1], number), os.O_CREAT | os.O_WRONLY)
-        left = bytes([number % 251]) * (1 << 20)
-        while left: left = left[os.write(file, left):]
-    except OSError as why: sys.exit('errno %d' % why.errno)
-    print(number, file=open('/dev/stderr', 'w'))
-X
-        until $hearth status --dir $disk/c | grep -o -m 1 'no space on the medium'; do :; done
-        # Whether the program finds it or the daemon, the program is told, before the daemon is given up.
-        wait $! || true
-        mount -o remount,size=500m $disk
-        $hearth start --dir $disk/c >/dev/null
-        $hearth run --dir $disk/c -- /usr/bin/python3 - $disk/c/n1 <<'X'
-import os, sys
-for number in range(400):
-    try: data = open('%s/f%d' % (sys.argv[1], number), 'rb').read()
-    except FileNotFoundError: break
-    if data != bytes([number % 251]) * (1 << 20): break
-print(number)
-X
-        $hearth status --dir $disk/c --json | grep -c 'Cut'
-        "#;
-    let Some(output) = on_a_small_disk("150m", script) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    let acknowledged = said.lines().filter(|line| line.parse::<u32>().is_ok()).count();
-    let found: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
-    assert!((20..200).contains(&acknowledged), "{acknowledged}: {said}");
-    assert!(said.contains(&format!("errno {}\n", Errno::NOSPC.raw_os_error())), "{said}");
-    let [full, whole, cuts] = &found[..] else { panic!("{found:?}\n{said}") };
-    assert_eq!((full.as_str(), cuts.as_str()), ("no space on the medium", "0"));
-    assert!(whole.parse::<usize>().unwrap() >= acknowledged, "{whole} of {acknowledged}");
 }
