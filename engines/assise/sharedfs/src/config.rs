@@ -93,7 +93,7 @@ impl Default for Config {
             // Most programs write little, or nothing, and many run at once.
             room_blocks: 1 << 8,
             room_reserve: 1 << 10,
-            lease_words: 1 << 14,
+            lease_words: 1 << 16,
             known_max: 1 << 18,
             references_max: 1 << 14,
             locks_max: 1 << 14,

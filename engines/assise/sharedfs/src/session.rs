@@ -19,6 +19,7 @@ use ipc::words::{LeaseState, Seal};
 use ipc::{ClientPages, DaemonPages};
 use mirror::logs::BEGINNING;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use vfs::Caller;
 
@@ -109,6 +110,18 @@ pub(crate) enum Phase {
     Ending,
 }
 
+/// Numbers of the words that no lease has. Most sessions use few, so only those that were used are listed.
+struct LeaseWords {
+    unused: Range<u32>,
+    freed: Vec<u32>,
+}
+
+impl LeaseWords {
+    fn take(&mut self) -> Option<u32> {
+        self.freed.pop().or_else(|| self.unused.next())
+    }
+}
+
 /// One LibFS.
 pub(crate) struct Session {
     pub log: LogUid,
@@ -127,7 +140,7 @@ pub(crate) struct Session {
     pub shared: Arc<Shared>,
     pub held: BTreeMap<InodeNumber, HeldLease>,
     pub known: BTreeMap<InodeNumber, MetInode>,
-    free_words: Vec<u32>,
+    words: LeaseWords,
     /// A thread is revoking leases of it.
     pub busy: bool,
     pub phase: Phase,
@@ -195,7 +208,7 @@ impl Session {
             shared,
             held: BTreeMap::new(),
             known: BTreeMap::new(),
-            free_words: (0..config.lease_words).rev().collect(),
+            words: LeaseWords { unused: 0..config.lease_words, freed: Vec::new() },
             busy: false,
             phase: Phase::Live,
             pid,
@@ -280,7 +293,7 @@ impl Session {
     pub fn grant_word(&mut self, inode: InodeNumber, mode: Mode) -> (u32, u32) {
         let word = match self.held.get(&inode).filter(|held| held.word != WORD_OWN_RANGE) {
             Some(held) => held.word,
-            None => self.free_words.pop().expect("the table of leases grants no more than there are words"),
+            None => self.words.take().expect("the table of leases grants no more than there are words"),
         };
         let state = match mode {
             Mode::Read => LeaseState::Read,
@@ -292,14 +305,14 @@ impl Session {
 
     /// How many more leases with words it may hold.
     pub fn words_left(&self) -> usize {
-        self.free_words.len()
+        self.words.unused.len() + self.words.freed.len()
     }
 
     /// Frees the word of a lease that ended.
     pub fn end_word(&mut self, word: u32) {
         if word != WORD_OWN_RANGE {
             self.shared.daemon.leases()[word as usize].end();
-            self.free_words.push(word);
+            self.words.freed.push(word);
         }
     }
 
