@@ -21,8 +21,24 @@ const SERVED: Duration = Duration::from_millis(1);
 const EVICTED_AT_ONCE: usize = 64;
 
 impl Units {
-    /// Another session requests the inode: makes the kernel drop its data, and gives the lease back.
-    pub(crate) fn recall(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) {
+    /// Another session requests the inodes: makes the kernel drop their data, and gives the leases back in one call.
+    pub(crate) fn recall(&self, nodes: &Nodes, notices: &Notices, recalled: &[InodeNumber]) {
+        // As in `evict`.
+        let closed = RefCell::new(Vec::new());
+        let give_back = || self.give_back(&closed.take());
+        for node in recalled {
+            if self.drop_all(nodes, notices, *node, give_back) {
+                closed.borrow_mut().push(*node);
+            } else {
+                give_back();
+                self.recall_again(nodes, notices, *node);
+            }
+        }
+        give_back();
+    }
+
+    /// The same for one that is not held, or is being dropped by another thread.
+    fn recall_again(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber) {
         while !self.drop_all(nodes, notices, node, || ()) {
             // Another thread may be dropping the unit, but the recall may be about a later lease than the one that this
             // thread gives back.
@@ -109,7 +125,7 @@ impl Units {
     }
 
     /// Makes the kernel drop its data of a held unit, pass by pass, until no page arrived during a pass. False if the
-    /// unit is not held. Calls `before_wait` before it waits for requests on the unit.
+    /// unit is not held. Calls `before_wait` before it waits for requests on the unit for longer than a moment.
     fn drop_all(&self, nodes: &Nodes, notices: &Notices, node: InodeNumber, before_wait: impl Fn()) -> bool {
         let names = {
             let mut table = self.table.lock();
@@ -137,6 +153,7 @@ impl Units {
             if self.end_pass(node) {
                 break;
             }
+            before_wait();
         }
         self.drop_names(notices, names);
         true

@@ -11,7 +11,7 @@ use crate::notices::{Notices, SendNotice};
 use crate::operations::attr;
 use crate::options::Options;
 use crate::orphans::Orphans;
-use crate::recalls::{self, Queue};
+use crate::recalls::{self, Queue, Task};
 use crate::reply::Reply;
 use crate::retries::Retries;
 use crate::tally::Tally;
@@ -65,9 +65,9 @@ pub(crate) struct Gateway {
     pub(crate) guarded: Option<Arc<Guarded>>,
     pub(crate) notices: Notices,
     /// Recalls of inodes that may have pages in the kernel, and of others.
-    pub(crate) page_recalls: Queue,
-    pub(crate) plain_recalls: Queue,
-    pub(crate) repairs: Queue,
+    pub(crate) page_recalls: Queue<Task>,
+    pub(crate) plain_recalls: Queue<InodeNumber>,
+    pub(crate) repairs: Queue<Task>,
     /// Number of threads for these.
     pub(crate) threads: Word,
     /// 1 once the mount is being removed by force: no page is read any more.

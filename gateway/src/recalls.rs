@@ -28,6 +28,9 @@ const STORE_INTO_LOCKED: Duration = Duration::from_millis(200);
 /// write. This is less than SharedFS waits for a session.
 const STORE: Duration = Duration::from_secs(2);
 
+/// Inodes without pages in the kernel whose leases are given back in one call. The first of them waits for the last.
+const RECALLS_AT_ONCE: usize = 16;
+
 /// Number of inodes in one notification.
 const FORGETS_A_NOTICE: usize = 512;
 
@@ -39,7 +42,7 @@ const DONE: u32 = 2;
 const ABANDONED: u32 = 3;
 
 /// A unit of work on the kernel's caches.
-enum Task {
+pub(crate) enum Task {
     Recall(InodeNumber),
     /// All leases were lost.
     LoseAll,
@@ -83,20 +86,20 @@ impl Repair {
 }
 
 /// Work that waits for a thread.
-pub(crate) struct Queue {
+pub(crate) struct Queue<T> {
     host: Arc<dyn Host>,
-    tasks: Lock<VecDeque<Task>>,
+    tasks: Lock<VecDeque<T>>,
     /// Grows with each item, and at the end.
     news: Word,
     over: Word,
 }
 
-impl Queue {
+impl<T> Queue<T> {
     pub(crate) fn new(host: Arc<dyn Host>) -> Self {
         Self { tasks: Lock::new(host.clone(), VecDeque::new()), news: Word::new(0), over: Word::new(0), host }
     }
 
-    fn push(&self, task: Task) {
+    fn push(&self, task: T) {
         self.tasks.lock().push_back(task);
         self.ring();
     }
@@ -108,7 +111,7 @@ impl Queue {
     }
 
     /// The next task; none at the end.
-    fn next(&self) -> Option<Task> {
+    fn next(&self) -> Option<T> {
         loop {
             // Acquire: pairs with the Release in `ring`.
             let seen = self.news.load(Ordering::Acquire);
@@ -121,6 +124,15 @@ impl Queue {
             let (Waited::Woken | Waited::TimedOut | Waited::Interrupted) =
                 self.host.wait(&self.news, seen, None);
         }
+    }
+
+    /// The next task, and those behind it that are there, at most so many in all; none at the end.
+    fn next_few(&self, count_max: usize) -> Option<Vec<T>> {
+        let mut few = vec![self.next()?];
+        let mut tasks = self.tasks.lock();
+        let count = tasks.len().min(count_max - 1);
+        few.extend(tasks.drain(..count));
+        Some(few)
     }
 
     pub(crate) fn end(&self) {
@@ -169,7 +181,11 @@ pub(crate) fn start_forgetting(gateway: &Arc<Gateway>) -> Result<(), ipc::Error>
 pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
     let spawn = |name: &str, body: fn(&Gateway)| spawn(gateway, name, body);
     spawn("recalls", Gateway::hear_recalls)?;
-    spawn("drops", |gateway| gateway.work_through(&gateway.plain_recalls))?;
+    spawn("drops", |gateway| {
+        while let Some(units) = gateway.plain_recalls.next_few(RECALLS_AT_ONCE) {
+            gateway.recall(&units);
+        }
+    })?;
     spawn("evicts", |gateway| {
         while gateway.units.wait_crowded() {
             let evicted = gateway.units.evict(&gateway.nodes, &gateway.notices);
@@ -211,10 +227,10 @@ impl Gateway {
         closed.for_each(|inode| self.list_orphan(*inode));
     }
 
-    /// Another session requests the lease of an inode.
-    pub(crate) fn recall(&self, node: InodeNumber) {
-        self.units.recall(&self.nodes, &self.notices, node);
-        self.list_if_closed(&[node]);
+    /// Another session requests the leases of these inodes.
+    pub(crate) fn recall(&self, nodes: &[InodeNumber]) {
+        self.units.recall(&self.nodes, &self.notices, nodes);
+        self.list_if_closed(nodes);
     }
 
     fn hear_recalls(&self) {
@@ -223,9 +239,10 @@ impl Gateway {
             match leases.recalls() {
                 Recalled::Units(units) => {
                     for node in units {
-                        let has_pages = self.units.has_pages(node);
-                        let queue = if has_pages { &self.page_recalls } else { &self.plain_recalls };
-                        queue.push(Task::Recall(node));
+                        match self.units.has_pages(node) {
+                            true => self.page_recalls.push(Task::Recall(node)),
+                            false => self.plain_recalls.push(node),
+                        }
                     }
                 }
                 Recalled::Lost => self.page_recalls.push(Task::LoseAll),
@@ -234,10 +251,10 @@ impl Gateway {
         }
     }
 
-    fn work_through(&self, queue: &Queue) {
+    fn work_through(&self, queue: &Queue<Task>) {
         while let Some(task) = queue.next() {
             match task {
-                Task::Recall(node) => self.recall(node),
+                Task::Recall(node) => self.recall(&[node]),
                 Task::LoseAll => {
                     self.units.lose_all(&self.nodes, &self.notices, self.guarded.as_deref());
                     self.nodes.all_closed().into_iter().for_each(|inode| self.list_orphan(inode));

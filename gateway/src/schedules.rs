@@ -354,3 +354,33 @@ fn room_is_made_by_few_calls_and_no_closed_unit_waits_for_the_requests_of_anothe
     assert!(given_back.len() >= HELD_MAX / 8 && given_back[..] == files[..given_back.len()]);
     assert_eq!(around.leases.calls.load(Ordering::SeqCst), 2, "{} leases", given_back.len());
 }
+
+/// Leases that another session needs at once are given back by few calls, under the same rule.
+#[test]
+fn inodes_that_are_recalled_together_are_given_back_together() {
+    let around = Around::new();
+    let files: Vec<u64> = (0..8)
+        .map(|number| {
+            let (entry, handle) = around.create(format!("file-{number}").as_bytes());
+            if number == 5 {
+                around.write(entry.node, handle, 0);
+            }
+            around.release(entry.node, handle);
+            entry.node
+        })
+        .collect();
+    around.kernel.page_locked.store(1, Ordering::SeqCst);
+    let (gateway, recalled) =
+        (around.gateway.clone(), files.iter().map(|node| InodeNumber::new(*node)).collect::<Vec<_>>());
+    let recall = SystemHost.spawn("recalls", Box::new(move || gateway.recall(&recalled))).unwrap();
+    until(|| around.kernel.pages.load(Ordering::SeqCst) == 1);
+    assert_eq!(around.given_back(), files[..5]);
+    around.kernel.page_locked.store(0, Ordering::SeqCst);
+    SystemHost.wake(&around.kernel.page_locked, ipc::WAKE_ALL);
+    recall.join().unwrap();
+    assert_eq!(around.given_back(), files);
+    assert_eq!(around.leases.calls.load(Ordering::SeqCst), 2);
+    // A lease that is not held any more is given back all the same: the engine may hold it.
+    around.recall(files[0]);
+    assert_eq!(around.given_back().last(), Some(&files[0]));
+}

@@ -289,7 +289,7 @@ impl Around {
     /// Begins a recall of an inode for another session.
     pub(super) fn begin_recall(&self, node: u64) -> Box<dyn Join> {
         let gateway = self.gateway.clone();
-        let recall = move || gateway.recall(InodeNumber::new(node));
+        let recall = move || gateway.recall(&[InodeNumber::new(node)]);
         SystemHost.spawn("recalls", Box::new(recall)).unwrap()
     }
 
