@@ -306,6 +306,39 @@ fn looking_ahead_takes_nothing_from_another_program() {
     node.tidy();
 }
 
+/// A program that needs what another one holds, file after file, takes many at once: files that the other one made, and
+/// files that it wrote to.
+#[test]
+fn what_another_program_holds_is_taken_for_many_entries_at_once() {
+    const FILES: usize = 256;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let mut maker = process(Arc::new(node.attach(Caller::ROOT, Limits::default()).0), 1);
+    done(&mut maker, &Call::Mkdir { path: at("d1"), mode: 0o777 });
+    for file in 0..FILES {
+        make(&mut maker, &format!("d1/f{file:04}"));
+        let path = at(&format!("d0/f{file:04}"));
+        done(&mut maker, &Call::Chmod { path, mode: 0o600 });
+    }
+    for folder in ["d0", "d1"] {
+        let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+        let mut program = process(Arc::new(libfs), 2);
+        let calls = lookups_for(&local, || {
+            for name in names(&mut program, folder) {
+                let name = name.split(':').next().unwrap_or(&name);
+                let path = at(&format!("{folder}/{name}"));
+                let before = done(&mut program, &Call::Stat { path: path.clone(), follow: false });
+                done(&mut program, &Call::Unlink(path));
+                assert!(!matches!(before, Answer::Failed(_)));
+            }
+        });
+        let calls_max = 2 * FILES as u64 / 16;
+        assert!(calls <= calls_max, "{calls} calls for {FILES} files in {folder}");
+        assert_eq!(names(&mut maker, folder), [""; 0]);
+    }
+    node.tidy();
+}
+
 /// `ls -l` asks each file for extended attributes: those without any are told with the file.
 #[test]
 fn files_without_extended_attributes_cost_no_call_for_them() {

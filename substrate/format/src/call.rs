@@ -154,7 +154,7 @@ pub struct WalkRequest {
     pub last_mode: u8,
     /// The wanted lease on the directory with the last name.
     pub parent_mode: u8,
-    /// Number of wanted leases on entries of that directory from the last name on, at most [`AHEAD_MAX`]. Only free ones
+    /// Number of wanted leases on entries of that directory from the last name on, at most [`AHEAD_MAX`]. Only ones that are free, or that others give back at once,
     /// are granted. They save a program that reads a directory one call for each entry.
     pub ahead: U16,
     /// `LEASE_READ` or `LEASE_WRITE`: the mode of those leases.

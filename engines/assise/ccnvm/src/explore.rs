@@ -103,6 +103,7 @@ impl World {
                 if waiting < bounds.waiting_max {
                     events.push(Event::Request { ticket, session, wants: wants.clone() });
                 }
+                events.push(Event::AskBack { session, wants: wants.clone() });
                 events.push(Event::RequestFree { ticket, session, wants });
             }
             if (self.dead.len() as u64) < bounds.deaths {
@@ -133,6 +134,7 @@ impl World {
                 self.next_ticket += 1;
             }
             Event::RequestFree { .. } => self.next_ticket += 1,
+            Event::AskBack { .. } => {}
             Event::Leaving { session, unit } => {
                 self.recalled.remove(&(*session, *unit));
                 self.leaving.insert((*session, *unit));
@@ -155,12 +157,14 @@ impl World {
             }
         }
         let free = matches!(event, Event::RequestFree { .. });
+        let asks = matches!(event, Event::AskBack { .. });
         let ticks = matches!(event, Event::Withhold | Event::Resume);
         let mut effects = self.table.step(0, event);
         if ticks {
             effects.extend(self.table.step(0, Event::Tick));
         }
         for effect in effects {
+            assert!(!asks || !matches!(effect, Effect::Grant { .. }), "a grant without a request");
             self.judge(effect, free);
         }
         self.table.assert_invariants();

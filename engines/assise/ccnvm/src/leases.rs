@@ -64,6 +64,9 @@ pub enum Event {
     /// A session requests those of these leases that are free. No lease is revoked for it, and it overtakes no waiting
     /// request. It is answered at once by a grant, which may be empty.
     RequestFree { ticket: Ticket, session: SessionId, wants: Vec<Want> },
+    /// A session is about to need these leases. Those that others hold and that no request waits for are revoked or recalled
+    /// now, so that they are free when the session requests them. Nothing is granted.
+    AskBack { session: SessionId, wants: Vec<Want> },
     /// A session has created this inode from its preallocated range, and has held it for writing since, under the
     /// version of its log's opening. The event comes before the first request of another session for the unit.
     Created { session: SessionId, unit: InodeNumber, version: LeaseVersion },
@@ -203,6 +206,7 @@ impl Leases {
                 let grants = self.grant_free(session, wants, now);
                 effects.push(Effect::Grant { ticket, session, grants });
             }
+            Event::AskBack { session, wants } => self.ask_back_ahead(session, &wants, now, &mut effects),
             Event::Created { session, unit, version } => self.created(session, unit, version),
             Event::Revoked { session, unit } | Event::Released { session, unit } => {
                 self.end_holder(session, unit, &mut effects);
@@ -439,30 +443,62 @@ impl Leases {
             if self.first_at(want.unit) != Some(ticket) {
                 continue;
             }
-            let Some(unit) = self.units.get_mut(&want.unit) else { continue };
-            for holder in &mut unit.holders {
-                let is_asked = holder.revoking || holder.recalled;
-                if holder.session == request.session || is_asked || !holder.mode.excludes(want.mode) {
-                    continue;
-                }
-                let due = holder.granted_at.saturating_add(self.limits.hold_min_ns);
-                if now < due {
-                    wake_at = Some(wake_at.map_or(due, |other| other.min(due)));
-                    continue;
-                }
-                let (session, unit, version) = (holder.session, want.unit, holder.version);
-                if self.answering.contains(&session) {
-                    holder.recalled = true;
-                    effects.push(Effect::Recall { session, unit, version });
-                } else {
-                    holder.revoking = true;
-                    effects.push(Effect::Revoke { session, unit, version });
-                }
-            }
+            let due = self.ask_holders(request.session, *want, now, effects);
+            wake_at = [wake_at, due].into_iter().flatten().min();
         }
         if let Some(at) = wake_at {
             effects.push(Effect::WakeAt(at));
         }
+    }
+
+    /// Revokes leases that a session is about to need, where no request does. Leases within their minimum hold stay.
+    fn ask_back_ahead(
+        &mut self,
+        session: SessionId,
+        wants: &[Want],
+        now: Nanoseconds,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.may_get(session) {
+            return;
+        }
+        for want in wants {
+            if self.units.get(&want.unit).is_some_and(|unit| unit.waiting.is_empty()) {
+                self.ask_holders(session, *want, now, effects);
+            }
+        }
+    }
+
+    /// Revokes or recalls every lease on a unit that conflicts with what a session wants. Returns when the first minimum hold
+    /// of such a lease ends, if one is still held by that.
+    fn ask_holders(
+        &mut self,
+        session: SessionId,
+        want: Want,
+        now: Nanoseconds,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Nanoseconds> {
+        let mut first_due = None;
+        for holder in &mut self.units.get_mut(&want.unit)?.holders {
+            let is_asked = holder.revoking || holder.recalled;
+            if holder.session == session || is_asked || !holder.mode.excludes(want.mode) {
+                continue;
+            }
+            let due = holder.granted_at.saturating_add(self.limits.hold_min_ns);
+            if now < due {
+                first_due = Some(first_due.map_or(due, |other: Nanoseconds| other.min(due)));
+                continue;
+            }
+            let (session, unit, version) = (holder.session, want.unit, holder.version);
+            if self.answering.contains(&session) {
+                holder.recalled = true;
+                effects.push(Effect::Recall { session, unit, version });
+            } else {
+                holder.revoking = true;
+                effects.push(Effect::Revoke { session, unit, version });
+            }
+        }
+        first_due
     }
 
     /// Checks the invariants of the table; for the simulator and the tests.
@@ -671,6 +707,40 @@ mod tests {
     }
 
     #[test]
+    fn leases_that_will_be_needed_are_asked_back_without_a_request() {
+        let mut leases = table();
+        let (one, two) = (SessionId(1), SessionId(2));
+        leases.step(0, Event::MustAnswer { session: two });
+        ask(&mut leases, 0, 1, 1, &[want(5, Mode::Write), want(6, Mode::Read)]);
+        ask(&mut leases, 0, 2, 2, &[want(7, Mode::Write)]);
+        ask(&mut leases, 95, 3, 1, &[want(8, Mode::Write)]);
+        let wants: Vec<_> = (4..9).map(|unit| want(unit, Mode::Read)).collect();
+        let back = Event::AskBack { session: SessionId(3), wants };
+        let effects = leases.step(100, back.clone());
+        let asked = |effects: &[Effect]| -> Vec<(SessionId, u64, bool)> {
+            let asked = effects.iter().map(|effect| match effect {
+                Effect::Revoke { session, unit, .. } => (*session, unit.get(), false),
+                Effect::Recall { session, unit, .. } => (*session, unit.get(), true),
+                other => panic!("nothing else follows: {other:?}"),
+            });
+            asked.collect()
+        };
+        // The sixth is shared, and the eighth is within its minimum hold.
+        assert_eq!(asked(&effects), [(one, 5, false), (two, 7, true)]);
+        assert_eq!(leases.step(101, back.clone()), [], "each is asked for once");
+        assert_eq!(revoked(&mut leases, 101, 1, 5).len(), 1);
+        assert_eq!(ask_free(&mut leases, 4, 3, &[want(5, Mode::Read)]), [5]);
+        // A request asks for what it waits for.
+        ask(&mut leases, 102, 5, 4, &[want(8, Mode::Write)]);
+        assert_eq!(leases.step(200, back.clone()), []);
+        leases.step(200, Event::Withhold);
+        ask(&mut leases, 200, 6, 2, &[want(9, Mode::Write)]);
+        let withheld = Event::AskBack { session: SessionId(3), wants: vec![want(9, Mode::Read)] };
+        assert_eq!(leases.step(300, withheld), []);
+        leases.assert_invariants();
+    }
+
+    #[test]
     fn no_more_is_given_than_a_session_may_hold() {
         let mut leases = Leases::new(Limits { leases_max: 3, ..Limits::default() }, FIRST);
         let wants: Vec<_> = (1..9).map(|unit| want(unit, Mode::Read)).collect();
@@ -756,7 +826,10 @@ mod tests {
                         open.insert(ticket, session);
                         let mode = |bit: u64| if bits >> bit & 1 == 0 { Mode::Read } else { Mode::Write };
                         let wants = (0..units as u64).map(|i| want((unit + i * 2) % 6, mode(i))).collect();
-                        if action == 5 {
+                        if action == 6 {
+                            open.remove(&ticket);
+                            Event::AskBack { session, wants }
+                        } else if action == 5 {
                             Event::RequestFree { ticket, session, wants }
                         } else {
                             Event::Request { ticket, session, wants }

@@ -81,12 +81,13 @@ impl Core {
         self.host.now().as_ns()
     }
 
-    /// Acquires all of the leases for a session, and waits for them if `patience` says so.
+    /// Acquires all of the leases for a session, and waits for them if `patience` says so. True if others had to give some
+    /// back.
     ///
     /// # Errors
     /// `Sealed`, `Limit`, `Media`; `WouldBlock`: it has not.
-    pub fn acquire(&self, id: SessionId, wants: &[Want], patience: Patience) -> Result<(), Status> {
-        let Some(ticket) = self.request(id, wants)? else { return Ok(()) };
+    pub fn acquire(&self, id: SessionId, wants: &[Want], patience: Patience) -> Result<bool, Status> {
+        let Some((ticket, is_free)) = self.request(id, wants)? else { return Ok(false) };
         loop {
             self.run_revocations();
             let withheld_until = self.look_at_caches();
@@ -95,7 +96,7 @@ impl Core {
             let wake_at = {
                 let mut state = self.state_with_room(|state| Entries::plain(state.leases.wants_waiting()));
                 if let Some(outcome) = state.outcomes.remove(&ticket) {
-                    return outcome;
+                    return outcome.map(|()| !is_free);
                 }
                 if let Err(status) = state.live(id) {
                     self.withdraw(&mut state, ticket);
@@ -134,8 +135,8 @@ impl Core {
 
     /// Always requests the complete set, including leases that the session holds already. Otherwise two sessions that
     /// each hold what the other one needs would take it from each other forever. `None` if the session holds
-    /// everything.
-    fn request(&self, id: SessionId, wants: &[Want]) -> Result<Option<Ticket>, Status> {
+    /// everything; else the ticket, and whether it is answered already.
+    fn request(&self, id: SessionId, wants: &[Want]) -> Result<Option<(Ticket, bool)>, Status> {
         let mut guard =
             self.state_with_room(|state| Entries::plain(state.leases.wants_waiting() + wants.len()));
         let state = &mut *guard;
@@ -156,7 +157,7 @@ impl Core {
         let effects = state.leases.step(now, Event::Request { ticket, session: id, wants });
         let absorbed = state.absorb(effects);
         state.guard(absorbed).map_err(|_| Status::Media)?;
-        Ok(Some(ticket))
+        Ok(Some((ticket, state.outcomes.contains_key(&ticket))))
     }
 
     /// Tells the table of leases that a time at which it wanted to be called has come.

@@ -11,7 +11,7 @@ use crate::references::Rights;
 use crate::replay::authorize::attributes;
 use crate::session::MetInode;
 use crate::state::{Core, State};
-use ccnvm::{Effect, Event, Mode, SessionId, Ticket, Want};
+use ccnvm::{Effect, Event, Mode, Nanoseconds, SessionId, Ticket, Want};
 use format::call::{
     AHEAD_MAX, InodeRequest, LEASE_READ, LEASE_UNITS_MAX, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply,
     OpenRequest, RELEASE_UNITS_MAX, RENAME_UNIT, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse, split,
@@ -105,14 +105,21 @@ impl Core {
         }
     }
 
-    /// Acquires a lease and describes the inode under it.
-    fn hold(&self, id: SessionId, want: Want, slot: u16, patience: Patience) -> Result<NodeReply, Status> {
+    /// Acquires a lease and describes the inode under it. The flag is that of [`Core::acquire`].
+    fn hold(
+        &self,
+        id: SessionId,
+        want: Want,
+        slot: u16,
+        patience: Patience,
+    ) -> Result<(NodeReply, bool), Status> {
+        let mut was_taken = false;
         for tries in 0..TRIES_MAX {
-            self.acquire(id, &[want], patience)?;
+            was_taken |= self.acquire(id, &[want], patience)?;
             match self.with_own_records(id, |state| state.reply(id, want.unit, slot)) {
                 // The lease was revoked again before it could be reported.
                 Err(Status::WouldBlock) => self.let_others(tries),
-                reply => return reply,
+                reply => return reply.map(|reply| (reply, was_taken)),
             }
         }
         Err(Status::Limit)
@@ -131,13 +138,16 @@ impl Core {
         if !self.state.lock().live(id)?.may_use(request.start) {
             return Err(Status::Invalid);
         }
-        let mut replies = vec![self.hold(id, Want { unit: request.start, mode: mode(0) }, 0, patience)?];
+        let (start, mut was_taken) =
+            self.hold(id, Want { unit: request.start, mode: mode(0) }, 0, patience)?;
+        let mut replies = vec![start];
         let (mut stopped, mut same_hash) = (Status::Ok, 0);
         for (index, step) in steps.iter().enumerate() {
             let at = replies.last().expect("the start is there").inode;
             let from = Want { unit: at, mode: mode(index) };
             match self.step(id, from, *step, mode(index + 1), patience) {
-                Ok(Ok((reply, file_type))) => {
+                Ok(Ok((reply, file_type, taken))) => {
+                    was_taken = taken;
                     replies.push(reply);
                     if file_type == FileType::Symlink && index + 1 < steps.len() {
                         stopped = Status::Symlink;
@@ -166,41 +176,51 @@ impl Core {
             && wanted > 0
         {
             let mode = mode_of(request.ahead_mode)?;
-            replies.extend(self.walk_ahead(id, directory.inode, *last, wanted, mode)?);
+            // An inode that another session held is probably followed by more of them.
+            let asks = was_taken && patience == Patience::Waits;
+            replies.extend(self.walk_ahead(id, (directory.inode, *last), (wanted, mode), asks)?);
         }
         self.state.lock().trim_known(id, self.config.known_max);
         Ok([head.as_bytes(), replies.as_bytes()].concat())
     }
 
     /// Gives leases on entries of a directory, from a name on, in the order of the directory: on at most so many that
-    /// the session lacks and that are free.
+    /// the session lacks and that are free. With `asks`, others give back those that they hold: a revoked lease is free at once,
+    /// and a recalled one may be free at the session's next call.
     fn walk_ahead(
         &self,
         id: SessionId,
-        directory: InodeNumber,
-        last: Name<'_>,
-        count_max: usize,
-        mode: Mode,
+        from: (InodeNumber, Name<'_>),
+        (count_max, mode): (usize, Mode),
+        mut asks: bool,
     ) -> Result<Vec<NodeReply>, Status> {
-        let mut guard = self.state_with_room(|_| Entries::plain(count_max));
-        let state = &mut *guard;
-        let wants = state.ahead_of(id, (directory, last), mode, count_max)?;
-        let order: Vec<InodeNumber> = wants.iter().map(|want| want.unit).collect();
-        let ticket = Ticket(state.next_ticket);
-        state.next_ticket += 1;
-        let event = Event::RequestFree { ticket, session: id, wants };
-        let effects = state.leases.step(self.host.now().as_ns(), event);
-        let mut granted = BTreeSet::new();
-        for effect in &effects {
-            if let Effect::Grant { grants, .. } = effect {
-                granted.extend(grants.iter().map(|(want, _)| want.unit));
+        loop {
+            let mut guard = self.state_with_room(|_| Entries::plain(count_max));
+            let state = &mut *guard;
+            let now = self.host.now().as_ns();
+            let wants = state.ahead_of(id, from, mode, count_max, asks)?;
+            if std::mem::take(&mut asks) && state.ask_back(id, &wants, now)? {
+                drop(guard);
+                self.run_revocations();
+                continue;
             }
+            let order: Vec<InodeNumber> = wants.iter().map(|want| want.unit).collect();
+            let ticket = Ticket(state.next_ticket);
+            state.next_ticket += 1;
+            let event = Event::RequestFree { ticket, session: id, wants };
+            let effects = state.leases.step(now, event);
+            let mut granted = BTreeSet::new();
+            for effect in &effects {
+                if let Effect::Grant { grants, .. } = effect {
+                    granted.extend(grants.iter().map(|(want, _)| want.unit));
+                }
+            }
+            let absorbed = state.absorb(effects);
+            state.guard(absorbed).map_err(|_| Status::Media)?;
+            state.outcomes.remove(&ticket);
+            let granted = order.into_iter().filter(|unit| granted.contains(unit));
+            return granted.map(|unit| state.reply(id, unit, 0)).collect();
         }
-        let absorbed = state.absorb(effects);
-        state.guard(absorbed).map_err(|_| Status::Media)?;
-        state.outcomes.remove(&ticket);
-        let granted = order.into_iter().filter(|unit| granted.contains(unit));
-        granted.map(|unit| state.reply(id, unit, 0)).collect()
     }
 
     /// One step of a walk: from a directory to the inode of an entry, with a lease. `Ok(Err)`: there is no such entry.
@@ -211,7 +231,7 @@ impl Core {
         to: StepTo<'_>,
         mode: Mode,
         patience: Patience,
-    ) -> Result<Result<(NodeReply, FileType), u32>, Status> {
+    ) -> Result<Result<(NodeReply, FileType, bool), u32>, Status> {
         for tries in 0..TRIES_MAX {
             self.acquire(id, &[from], patience)?;
             let found = self.with_own_records(id, |state| state.look(id, from.unit, to))?;
@@ -220,7 +240,7 @@ impl Core {
                 Stepped::Absent(same_hash) => return Ok(Err(same_hash)),
             };
             match self.hold(id, Want { unit: child, mode }, slot, patience) {
-                Ok(reply) => return Ok(Ok((reply, file_type))),
+                Ok((reply, was_taken)) => return Ok(Ok((reply, file_type, was_taken))),
                 // The name may denote another inode by now: the name itself is looked up again.
                 Err(Status::NotFound) => self.let_others(tries),
                 Err(status) => return Err(status),
@@ -437,13 +457,14 @@ impl State {
     }
 
     /// Leases that the session lacks on the inodes of entries from a name on; none if it may not list the directory, or
-    /// does not hold it. Inodes that another session made and still holds are left out.
+    /// does not hold it. Inodes that another session made and still holds are among them only if `with_made` says so.
     fn ahead_of(
         &mut self,
         id: SessionId,
         (directory, last): (InodeNumber, Name<'_>),
         mode: Mode,
         count_max: usize,
+        with_made: bool,
     ) -> Result<Vec<Want>, Status> {
         let Ok(item) = self.item(directory) else { return Ok(Vec::new()) };
         let holds = self.holds(id, Want { unit: directory, mode: Mode::Read });
@@ -463,10 +484,22 @@ impl State {
         let entries = self.copy.tree.entries(directory, from, AHEAD_LOOKS).map_err(|_| Status::Media)?;
         let lacks = |want: &Want| {
             let owner = self.owner_of(want.unit).filter(|owner| self.is_own(*owner, want.unit));
-            owner.is_none() && !self.holds(id, *want)
+            (with_made || owner.is_none()) && !self.holds(id, *want)
         };
         let wants = entries.iter().map(|entry| Want { unit: entry.inode, mode });
         Ok(wants.filter(lacks).take(count_max).collect())
+    }
+
+    /// Has others give back leases that a session is about to request; false if there are none that can be asked for.
+    fn ask_back(&mut self, id: SessionId, wants: &[Want], now: Nanoseconds) -> Result<bool, Status> {
+        // The sessions that made some of them hold these without an entry in the table of leases.
+        wants.iter().for_each(|want| self.introduce(now, want.unit));
+        let event = Event::AskBack { session: id, wants: wants.to_vec() };
+        let effects = self.leases.step(now, event);
+        let asked = !effects.is_empty();
+        let absorbed = self.absorb(effects);
+        self.guard(absorbed).map_err(|_| Status::Media)?;
+        Ok(asked)
     }
 
     fn check_open(&mut self, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
