@@ -45,6 +45,15 @@ fn what_others_may_have_without_our_knowing_is_theirs() {
 }
 
 #[test]
+fn a_thread_may_end_in_the_next_library() {
+    let libraries = env!("CARGO_TARGET_TMPDIR");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/interpose/tests/next_open.c");
+    let library = format!("{libraries}/libnext_open.so");
+    limited(&["cc"], &["-O1", "-fPIC", "-shared", "-o", &library, source]).expect_success();
+    run_made(&[&library, "-Wl,--no-as-needed"], &["ends_in_the_next_library"]);
+}
+
+#[test]
 fn a_cancelled_thread_ends_between_calls_and_in_waits() {
     run(&["cancels_files", "cancels_waits"]);
 }

@@ -168,21 +168,18 @@ unsafe fn go_on(symbol: &Symbol, order: Order, (given, call): (&Arguments, &Call
     if let Some(result) = symbol.call_kernel(call) {
         return result;
     }
-    // Not dropped automatically, because a thread may be cancelled in the call.
-    let mut paths = ManuallyDrop::new(Vec::new());
+    // Not dropped automatically, because a thread may end in the call: no part of this frame may have a destructor, not
+    // even one that has nothing to do.
+    let routed = ManuallyDrop::new(routed);
     let mut given = *given;
-    match routed {
-        Routed::Answered(_) | Routed::Kernel => {}
-        Routed::OtherPaths(call, redirected) => {
-            for (from, argument) in order.into_iter().zip(call.arguments).filter(|(from, _)| *from < ZERO) {
-                given[usize::from(from)] = argument;
-            }
-            paths = ManuallyDrop::new(redirected);
+    if let Routed::OtherPaths(call, _) = &*routed {
+        for (from, argument) in order.into_iter().zip(call.arguments).filter(|(from, _)| *from < ZERO) {
+            given[usize::from(from)] = argument;
         }
     }
-    // SAFETY: as the caller guarantees; a path that was replaced lives in `paths`.
+    // SAFETY: as the caller guarantees; a path that was replaced lives in `routed`.
     let result = unsafe { symbol.call_next(&given) };
-    drop(ManuallyDrop::into_inner(paths));
+    drop(ManuallyDrop::into_inner(routed));
     if result as i32 == -1 && failed_to_find() {
         return dispatch::retry_in_mount(call.number, &call.arguments).map_or(result, returned);
     }

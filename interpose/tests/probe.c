@@ -590,6 +590,29 @@ static void cancels_waits(void) {
     waits_for_lock(0);
 }
 
+/* The next library after the preloaded one ends a thread that has set this in its next open. */
+extern __thread int ends_in_open __attribute__((weak));
+
+static void *is_ended_in_open(void *path) {
+    ends_in_open = 1;
+    open(path, O_RDONLY);
+    return 0;
+}
+
+/* Not by a signal: the stack is unwound through the preloaded library's frames. */
+static void ends_in_the_next_library(void) {
+    CHECK(symlink("/dev/null", "link") == 0 && &ends_in_open);
+    char *paths[] = {"/dev/null", "link"};
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        void *result;
+        CHECK(pthread_create(&thread, 0, is_ended_in_open, paths[i]) == 0 && pthread_join(thread, &result) == 0);
+        CHECK(result == PTHREAD_CANCELED);
+    }
+    close(make("a", "x"));
+    holds("a", "x");
+}
+
 static void directories(void) {
     char here[PATH_MAX], name[PATH_MAX];
     CHECK(getcwd(here, sizeof here) && mkdir("d", 0755) == 0 && mkdir("d/e", 0755) == 0);
@@ -1130,7 +1153,8 @@ static const struct {
     {"vfork_exec", vfork_exec}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
     {"bad_buffers", bad_buffers}, {"signals", signals}, {"lock_waits", lock_waits},
     {"program_faults", program_faults}, {"cancels", cancels}, {"cancels_files", cancels_files},
-    {"cancels_waits", cancels_waits}, {"directories", directories}, {"links", links},
+    {"cancels_waits", cancels_waits}, {"ends_in_the_next_library", ends_in_the_next_library},
+    {"directories", directories}, {"links", links},
     {"across", across}, {"attributes", attributes}, {"maps", maps}, {"refused", refused}, {"waits", waits},
     {"chroots", chroots}, {"of_others", of_others}, {"programs", programs}, {"statically", statically},
     {"vfork_signals", vfork_signals}, {"exec_signals", exec_signals},
