@@ -451,7 +451,7 @@ fn walk_body(start: u64, names: &[&[u8]]) -> Vec<u8> {
         parent_mode: LEASE_READ,
         ahead: u16::MAX.into(),
         ahead_mode: LEASE_WRITE,
-        reserved: 0,
+        ahead_if_taken: 0,
     };
     let names = names.iter().flat_map(|name| [&[name.len() as u8], *name].concat());
     head.as_bytes().iter().copied().chain(names).collect()

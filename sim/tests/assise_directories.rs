@@ -339,6 +339,95 @@ fn what_another_program_holds_is_taken_for_many_entries_at_once() {
     node.tidy();
 }
 
+/// So does one that changes such files, in the order of the folder or another.
+#[test]
+fn what_another_program_holds_is_changed_with_few_calls() {
+    const FILES: usize = 256;
+    let node = Node::new(roomy());
+    made_by_another(&node, 2, FILES, 0o777);
+    let mut holder = process(Arc::new(node.attach(Caller::ROOT, Limits::default()).0), 1);
+    let path = |folder: &str, name: &str| at(&format!("{folder}/{}", name.split(':').next().unwrap_or(name)));
+    for (folder, sorted) in [("d0", false), ("d1", true)] {
+        for name in names(&mut holder, folder) {
+            done(&mut holder, &Call::Stat { path: path(folder, &name), follow: false });
+        }
+        let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+        let mut program = process(Arc::new(libfs), 2);
+        let calls = lookups_for(&local, || {
+            let mut found = names(&mut program, folder);
+            if sorted {
+                found.sort();
+            }
+            for name in found {
+                done(&mut program, &Call::Chmod { path: path(folder, &name), mode: 0o600 });
+            }
+        });
+        let calls_max = 2 * FILES as u64 / 16;
+        assert!(calls <= calls_max, "{calls} calls for {FILES} files, sorted {sorted}");
+    }
+    node.tidy();
+}
+
+/// What a program has open it changes, also in a folder that it may not search any more.
+#[test]
+fn open_files_are_changed_in_a_folder_that_was_closed() {
+    const FILES: usize = 3;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let mut program = process(Arc::new(node.attach(user(), Limits::default()).0), 1);
+    become_user(&mut program);
+    let mut holder = process(Arc::new(node.attach(Caller::ROOT, Limits::default()).0), 2);
+    let path = |file: usize| at(&format!("d0/f{file:04}"));
+    for file in 0..FILES {
+        done(&mut holder, &Call::Open { slot: file, path: path(file), flags: 2, mode: 0 });
+    }
+    names(&mut program, "d0");
+    for file in 0..FILES {
+        done(&mut program, &Call::Open { slot: file, path: path(file), flags: 2, mode: 0 });
+    }
+    done(&mut program, &Call::Chmod { path: at("d0"), mode: 0 });
+    node.tidy();
+    for file in 0..FILES {
+        done(&mut holder, &Call::Ftruncate { slot: file, size: 3 });
+    }
+    for file in 0..FILES {
+        done(&mut program, &Call::Ftruncate { slot: file, size: 7 });
+    }
+    node.tidy();
+}
+
+/// A mount's kernel asks by number for what it has met before, after another program has changed all of it.
+#[test]
+fn what_was_met_before_is_read_again_with_few_calls() {
+    const FILES: usize = 256;
+    let node = Node::new(roomy());
+    made_by_another(&node, 1, FILES, 0o777);
+    let (libfs, local) = node.attach(Caller::ROOT, Limits::default());
+    let libfs = Arc::new(libfs);
+    let listed = names(&mut process(Arc::clone(&libfs), 1), "d0");
+    let listed: Vec<&str> = listed.iter().map(|name| name.split(':').next().unwrap_or(name)).collect();
+    let root = libfs.root().unwrap().inode;
+    let met = listed.iter().map(|name| {
+        let names = [b"d0", name.as_bytes()].map(|name| Step::Child(Name::new(name).unwrap()));
+        let mut found = Vec::new();
+        libfs.walk(&Caller::ROOT, root, &names, &mut found).unwrap();
+        found[1].inode
+    });
+    let met: Vec<_> = met.collect();
+    let mut other = process(Arc::new(node.attach(Caller::ROOT, Limits::default()).0), 2);
+    for name in &listed {
+        done(&mut other, &Call::Chmod { path: at(&format!("d0/{name}")), mode: 0o640 });
+    }
+    let calls = lookups_for(&local, || {
+        for inode in &met {
+            assert_eq!(libfs.getattr(Target::Node(*inode)).unwrap().mode & 0o777, 0o640);
+        }
+    });
+    let calls_max = FILES as u64 / 16;
+    assert!(calls <= calls_max, "{calls} calls for {FILES} files");
+    node.tidy();
+}
+
 /// `ls -l` asks each file for extended attributes: those without any are told with the file.
 #[test]
 fn files_without_extended_attributes_cost_no_call_for_them() {

@@ -159,8 +159,8 @@ pub struct WalkRequest {
     pub ahead: U16,
     /// `LEASE_READ` or `LEASE_WRITE`: the mode of those leases.
     pub ahead_mode: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// 1: they are wanted only if another session has to give back the lease on the inode of the last name. Else 0.
+    pub ahead_if_taken: u8,
 }
 
 const _: () = assert!(size_of::<WalkRequest>() == 16);

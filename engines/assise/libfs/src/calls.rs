@@ -157,7 +157,7 @@ impl LibFs {
             parent_mode: walk.parent_mode,
             ahead: U16::new(walk.ahead),
             ahead_mode: walk.ahead_mode,
-            reserved: 0,
+            ahead_if_taken: walk.ahead_if_taken.into(),
         };
         let mut encoded = Vec::new();
         for name in names {
@@ -168,6 +168,7 @@ impl LibFs {
         match self.call(&line, CallKind::Walk, &[request.as_bytes(), &encoded], &mut response)? {
             Status::Ok => {}
             Status::Sealed => return Ok(()),
+            Status::Invalid if walk.ahead > 0 => return Ok(()),
             refused => return Err(error_of(refused)),
         }
         let mut rest = response.as_slice();
@@ -193,8 +194,9 @@ impl LibFs {
         })?;
         match Status::from_raw(head.stopped.get()) {
             Status::Ok | Status::NotFound | Status::Symlink => Ok(()),
-            // The next attempt walks as far, and decides by the cached nodes.
-            _ if head.nodes.get() > 1 => Ok(()),
+            // The next attempt walks as far, and decides by the cached nodes. If it needs only the lease on an inode that
+            // it has already, it requests none ahead then, and that lease by itself.
+            _ if head.nodes.get() > 1 || walk.ahead > 0 => Ok(()),
             refused => Err(error_of(refused)),
         }
     }

@@ -58,6 +58,15 @@ pub(crate) enum Found {
     Unknown,
 }
 
+/// The orders of entries in which a program is expected to continue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The order of the directory.
+    Directory,
+    /// Also any other, if the program has read all of a directory that is not large.
+    Any,
+}
+
 /// One directory's entries.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
@@ -124,9 +133,8 @@ impl Directory {
 
     /// Called if the lease on the inode of an entry is missing, in a directory of so many entries. Returns the number
     /// of following entries whose leases are requested in the same call. The number grows each time, as long as the
-    /// program follows the order of the entries, or has read all of a directory that is not large, because then it
-    /// often uses them in another order. Returns 0 if the entry is the same as last time.
-    pub fn ahead(&mut self, at: Cookie, entries: u64) -> u16 {
+    /// program uses them in the expected order. Returns 0 if the entry is the same as last time.
+    pub fn ahead(&mut self, at: Cookie, entries: u64, order: Order) -> u16 {
         let (first, end) = self.known;
         let (from, to) = self.ahead_places;
         if at == from {
@@ -136,7 +144,7 @@ impl Directory {
         let skipped = || self.standing(to.min(at)).take_while(|cookie| *cookie < at).take(AHEAD_MAX).count();
         let follows = at > from && skipped() < AHEAD_MAX;
         let all = first == Cookie::START.get() && (end == END || self.places.len() as u64 >= entries);
-        let read = all && entries <= AHEAD_WHOLE_MAX;
+        let read = all && entries <= AHEAD_WHOLE_MAX && order == Order::Any;
         self.ahead = match listed && (follows || read) {
             true => (self.ahead * AHEAD_GROWTH).clamp(AHEAD_GROWTH, AHEAD_MAX as u16),
             false => 0,

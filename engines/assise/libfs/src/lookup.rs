@@ -1,13 +1,13 @@
 //! Lookups of names in the cached entries, and walks.
 
 use crate::apply;
-use crate::directory::{Found, Target};
+use crate::directory::{Found, Order, Target};
 use crate::need::{Need, Step, Stop, Walk};
 use crate::nodes::NodeIndex;
 use crate::state::{Session, State};
 use format::call::{LEASE_READ, LEASE_WRITE};
 use format::record::FileType;
-use format::{Cookie, InodeNumber, Name};
+use format::{Cookie, InodeNumber, Name, Sequence};
 use vfs::access;
 use vfs::engine::Step as WalkStep;
 use vfs::{Caller, Error};
@@ -80,7 +80,7 @@ impl State {
     ) -> Step<NodeIndex> {
         let index = self.nodes.enter(inode);
         if !self.holds(index, LEASE_WRITE)? {
-            let ahead = self.ahead_of(directory, cookie);
+            let ahead = self.ahead_of(directory, cookie, Order::Any);
             if ahead > 0 || !self.holds(index, LEASE_READ)? {
                 let walk = self.walk_to(directory, name, LEASE_WRITE).for_removal();
                 return Err(Need::Walk(walk.ahead(ahead, LEASE_WRITE)).into());
@@ -89,11 +89,36 @@ impl State {
         self.entry_node(directory, name, inode)
     }
 
+    /// A walk for the lease on a node that has been found before, if a program that needs it may need those on the next
+    /// entries of a directory too: it changes files that it has not changed before, or continues in the order of the
+    /// directory. The next ones are requested only if another session holds this one. Else programs that share the work
+    /// in a directory would take from each other what none of them has used.
+    pub(crate) fn walk_for_more(&mut self, index: NodeIndex, mode: u8) -> Option<Walk> {
+        let node = self.nodes.get(index);
+        let (inode, (directory, cookie)) = (node.inode, node.place?);
+        let order = match mode == LEASE_WRITE && node.last == Sequence::new(0) {
+            true => Order::Any,
+            false => Order::Directory,
+        };
+        let directory = self.nodes.find(directory)?;
+        if !self.holds(directory, LEASE_READ).ok()? {
+            return None;
+        }
+        let (found, name, target) = self.nodes.get_mut(directory).directory().entries(cookie).next()?;
+        if (found, target.inode) != (cookie, inode) {
+            return None;
+        }
+        let names = vec![name.to_vec()];
+        let ahead = self.ahead_of(directory, cookie, order);
+        let walk = Walk::new(self.nodes.get(directory).inode, names, LEASE_READ);
+        (ahead > 0).then(|| Walk { last_mode: mode, ahead_if_taken: true, ..walk }.ahead(ahead, mode))
+    }
+
     /// The number of entries after this one for which leases are requested in the same call.
-    fn ahead_of(&mut self, directory: NodeIndex, cookie: Cookie) -> u16 {
+    fn ahead_of(&mut self, directory: NodeIndex, cookie: Cookie, order: Order) -> u16 {
         let node = self.nodes.get_mut(directory);
         let entries = node.item.size.get();
-        node.directory().ahead(cookie, entries)
+        node.directory().ahead(cookie, entries, order)
     }
 
     /// Fails if an attempt may not append records in this user's name. A session's records belong to its user, and the
@@ -139,6 +164,7 @@ impl State {
                 break;
             }
             let mut cookie = None;
+            let directory = self.nodes.get(here).inode;
             let next = match step {
                 WalkStep::Parent if self.nodes.get(here).inode == InodeNumber::ROOT => break,
                 // The parent of a removed directory may be removed as well.
@@ -161,6 +187,9 @@ impl State {
                 break;
             };
             let next = self.nodes.enter(next);
+            if let Some(cookie) = cookie {
+                self.nodes.get_mut(next).place = Some((directory, cookie));
+            }
             if !self.holds(next, LEASE_READ)? {
                 return Err(self.walk_need(here, &steps[taken..], cookie));
             }
@@ -186,7 +215,7 @@ impl State {
             return Need::Entries(self.nodes.get(here).inode, from).into();
         }
         let ahead = match cookie {
-            Some(cookie) if steps.len() == 1 => self.ahead_of(here, cookie),
+            Some(cookie) if steps.len() == 1 => self.ahead_of(here, cookie, Order::Any),
             _ => 0,
         };
         let names = steps.iter().map(|step| match step {

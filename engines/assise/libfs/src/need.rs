@@ -71,12 +71,22 @@ pub(crate) struct Walk {
     /// Number of further entries, from the last name on, whose free leases are requested.
     pub ahead: u16,
     pub ahead_mode: u8,
+    /// They are wanted only if another session has to give back the lease on the inode of the last name.
+    pub ahead_if_taken: bool,
 }
 
 impl Walk {
     /// A walk that requests no leases ahead.
     pub fn new(start: InodeNumber, names: Vec<Vec<u8>>, parent_mode: u8) -> Self {
-        Self { start, names, parent_mode, last_mode: LEASE_READ, ahead: 0, ahead_mode: LEASE_READ }
+        Self {
+            start,
+            names,
+            parent_mode,
+            last_mode: LEASE_READ,
+            ahead: 0,
+            ahead_mode: LEASE_READ,
+            ahead_if_taken: false,
+        }
     }
 
     /// The same walk to an entry that is about to be removed.

@@ -7,7 +7,7 @@ use crate::overlay::{Overlay, Pool};
 use crate::words::GrantedLease;
 use format::node::InodeItem;
 use format::record::FileType;
-use format::{BLOCK_BYTES, InodeNumber, Sequence};
+use format::{BLOCK_BYTES, Cookie, InodeNumber, Sequence};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -57,6 +57,8 @@ pub(crate) struct Node {
     pub bare: bool,
     /// Undigested own changes of extended attributes.
     pub xattrs: BTreeMap<Box<[u8]>, OwnXattr>,
+    /// The directory and the entry by which the last walk came here.
+    pub place: Option<(InodeNumber, Cookie)>,
     /// Number of walks that led here and were not forgotten yet.
     pub pins: u64,
     /// Number of open files.
@@ -93,6 +95,7 @@ impl Node {
             created: Sequence::new(0),
             bare: false,
             xattrs: BTreeMap::new(),
+            place: None,
             pins: 0,
             opens: 0,
             open_place: None,

@@ -287,8 +287,11 @@ impl State {
     }
 
     #[cold]
-    fn lacks(&self, index: NodeIndex, mode: u8) -> Stop {
-        Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into()
+    fn lacks(&mut self, index: NodeIndex, mode: u8) -> Stop {
+        match self.walk_for_more(index, mode) {
+            Some(walk) => Need::Walk(walk).into(),
+            None => Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into(),
+        }
     }
 
     /// Requires several leases, which are requested together.

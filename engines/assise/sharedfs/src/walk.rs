@@ -174,6 +174,7 @@ impl Core {
         if let (Status::Ok, Some(StepTo::Child(last)), [.., directory, _]) =
             (stopped, steps.last(), replies.as_slice())
             && wanted > 0
+            && (was_taken || request.ahead_if_taken == 0)
         {
             let mode = mode_of(request.ahead_mode)?;
             // An inode that another session held is probably followed by more of them.

@@ -201,7 +201,7 @@ impl Client {
             parent_mode,
             ahead: 0.into(),
             ahead_mode: 0,
-            reserved: 0,
+            ahead_if_taken: 0,
         };
         let mut body = head.as_bytes().to_vec();
         for name in names {

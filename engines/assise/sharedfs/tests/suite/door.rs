@@ -92,7 +92,7 @@ impl Guest {
             parent_mode: 0,
             ahead: 0.into(),
             ahead_mode: 0,
-            reserved: 0,
+            ahead_if_taken: 0,
         };
         let (status, body) = self.call(CallKind::Walk, request.as_bytes());
         assert_eq!(status, Status::Ok);
