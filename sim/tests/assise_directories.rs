@@ -368,7 +368,7 @@ fn what_another_program_holds_is_changed_with_few_calls() {
     node.tidy();
 }
 
-/// What a program has open it changes, also in a folder that it may not search any more.
+/// A program changes the files that it has open, also in a folder that it may not search any more.
 #[test]
 fn open_files_are_changed_in_a_folder_that_was_closed() {
     const FILES: usize = 3;

@@ -89,11 +89,20 @@ impl State {
         self.entry_node(directory, name, inode)
     }
 
+    /// The need for the lease on a node that an attempt has found.
+    #[cold]
+    pub(crate) fn lacks(&mut self, index: NodeIndex, mode: u8) -> Stop {
+        match self.walk_for_more(index, mode) {
+            Some(walk) => Need::Walk(walk).into(),
+            None => Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into(),
+        }
+    }
+
     /// A walk for the lease on a node that has been found before, if a program that needs it may need those on the next
     /// entries of a directory too: it changes files that it has not changed before, or continues in the order of the
     /// directory. The next ones are requested only if another session holds this one. Else programs that share the work
     /// in a directory would take from each other what none of them has used.
-    pub(crate) fn walk_for_more(&mut self, index: NodeIndex, mode: u8) -> Option<Walk> {
+    fn walk_for_more(&mut self, index: NodeIndex, mode: u8) -> Option<Walk> {
         let node = self.nodes.get(index);
         let (inode, (directory, cookie)) = (node.inode, node.place?);
         let order = match mode == LEASE_WRITE && node.last == Sequence::new(0) {

@@ -286,14 +286,6 @@ impl State {
         Err(self.lacks(index, mode))
     }
 
-    #[cold]
-    fn lacks(&mut self, index: NodeIndex, mode: u8) -> Stop {
-        match self.walk_for_more(index, mode) {
-            Some(walk) => Need::Walk(walk).into(),
-            None => Need::Leases(vec![(self.nodes.get(index).inode, mode)]).into(),
-        }
-    }
-
     /// Requires several leases, which are requested together.
     pub fn hold_all(&mut self, wanted: &[(NodeIndex, u8)]) -> Step<()> {
         let mut all = true;
