@@ -2,7 +2,7 @@
 //! process would go on with a file that no other process can find, and that is lost when the process ends.
 
 use crate::error::{Error, Result};
-use rustix::fs::{CWD, Mode, OFlags, fstat, openat, readlinkat, stat};
+use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat, readlinkat, stat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,6 +28,12 @@ impl Presence {
     pub fn of(path: &Path) -> Result<Self> {
         let descriptor = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         Ok(Self { descriptor: descriptor.map_err(Error::at("look at", path))?, path: path.to_owned() })
+    }
+
+    /// Whether it is what its path leads to.
+    pub fn is_in_place(&self) -> bool {
+        let same = |held: Stat, there: Stat| (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino);
+        matches!((fstat(&self.descriptor), stat(&self.path)), (Ok(held), Ok(there)) if same(held, there))
     }
 
     /// Whether it was removed. A moved file is there, and so is one that cannot be examined.
@@ -60,8 +66,13 @@ mod tests {
         fs::write(&file, "contents").unwrap();
         let (folder_is, file_is) = (Presence::of(&folder).unwrap(), Presence::of(&file).unwrap());
         assert!(!folder_is.is_removed() && !file_is.is_removed());
+        assert!(folder_is.is_in_place() && file_is.is_in_place());
         fs::rename(&folder, &other).unwrap();
         assert!(!folder_is.is_removed() && !file_is.is_removed(), "it has another name");
+        assert!(!folder_is.is_in_place() && !file_is.is_in_place());
+        fs::create_dir(&folder).unwrap();
+        assert!(!folder_is.is_in_place(), "it is another one");
+        fs::remove_dir(&folder).unwrap();
         // Another one with its name is not it.
         fs::remove_file(other.join("file")).unwrap();
         fs::write(other.join("file"), "other").unwrap();

@@ -6,6 +6,7 @@ use crate::commands::daemon::spawn;
 use crate::commands::manager::folder;
 use crate::commands::up::{run_in_background, say_ready};
 use crate::error::{Error, Result};
+use crate::presence::Presence;
 use crate::process::{Process, this_program};
 use cluster::SOCKET_NAME;
 use cluster::line::knock;
@@ -126,6 +127,7 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
     keeper.save(&keeper_pid_file(dir))?;
     let mut pause = PAUSE_MIN;
     let mut told = false;
+    let mut place = None;
     loop {
         let begin = SystemHost.now();
         let mut child = begin_manager(dir, lease_ms)?;
@@ -138,12 +140,19 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
         if serves && !told {
             say_ready()?;
             told = true;
+            place = Some(Presence::of(&folder(dir))?);
         }
         let how = child.wait().map_err(|why| Error::new(format!("cannot wait for the manager: {why}")))?;
         let ended = process.compare_exchange(pid, NONE, Ordering::AcqRel, Ordering::Acquire).is_err();
         if ended || ends || !told {
             keeper.remove_files(&keeper_pid_file(dir), &[]);
             return Ok(if told { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        // In another folder it would begin a new cluster.
+        if let Some(place) = place.as_ref().filter(|place| !place.is_in_place()) {
+            keeper.remove_files(&keeper_pid_file(dir), &[]);
+            let path = place.path.display();
+            return Err(Error::new(format!("the cluster manager ended, and {path} is gone: it is not started again")));
         }
         warn!(%how, "the cluster manager ended: starting it again");
         pause = if SystemHost.now().since(begin) > LONG { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
