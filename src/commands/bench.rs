@@ -80,6 +80,9 @@ pub(super) struct Measuring<'a> {
     pub scratch: PathBuf,
 }
 
+/// Lines of a node's log that a measurement which failed repeats; the first ones say how it began.
+const TROUBLES_MAX: usize = 20;
+
 /// Runs measurements on a cluster of its own, which goes with them.
 pub(super) fn with_cluster<T>(
     (medium, nodes): (MediumKind, u32),
@@ -103,6 +106,9 @@ pub(super) fn with_cluster<T>(
     chain::manager::start(&cluster)?;
     let measured = started(&cluster)
         .and_then(|node| measure(&Measuring { cluster: &cluster, node, scratch: scratch.clone() }));
+    if measured.is_err() {
+        cluster.settings.nodes.iter().for_each(|node| tell_troubles(&cluster, node));
+    }
     for node in cluster.settings.nodes.iter().rev() {
         down::stop(&cluster, node, measured.is_err())?;
     }
@@ -112,6 +118,15 @@ pub(super) fn with_cluster<T>(
         let _ = fs::remove_dir_all(&node.pool);
     }
     measured
+}
+
+/// Says what went wrong at a node: its log goes with the cluster.
+fn tell_troubles(cluster: &Cluster, node: &Node) {
+    let log = fs::read_to_string(cluster.folder(node).join("serve.log")).unwrap_or_default();
+    let troubles = log.lines().filter(|line| [" WARN ", " ERROR "].iter().any(|level| line.contains(level)));
+    for line in troubles.take(TROUBLES_MAX) {
+        say::aside(format_args!("node {}: {line}", node.number));
+    }
 }
 
 /// Starts all nodes; gives the one that leads when all are in sync.
