@@ -152,7 +152,9 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
         if let Some(place) = place.as_ref().filter(|place| !place.is_in_place()) {
             keeper.remove_files(&keeper_pid_file(dir), &[]);
             let path = place.path.display();
-            return Err(Error::new(format!("the cluster manager ended, and {path} is gone: it is not started again")));
+            return Err(Error::new(format!(
+                "the cluster manager ended, and {path} is gone: it is not started again"
+            )));
         }
         warn!(%how, "the cluster manager ended: starting it again");
         pause = if SystemHost.now().since(begin) > LONG { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };

@@ -21,6 +21,7 @@ use crate::region::Region;
 use format::map::{MAP_PAGE_BLOCKS, MapPage};
 use format::{BLOCK_BYTES, Block, CommitNumber, DecodeError};
 use std::collections::VecDeque;
+use std::ops::Range;
 use zerocopy::IntoBytes;
 
 /// Bytes of the map of `blocks` blocks in its file.
@@ -51,6 +52,8 @@ pub struct BlockAllocator {
     /// Number of blocks in use, as the next map will record.
     used: u32,
     free: FreeBlocks,
+    /// The first of the blocks that are neither in use nor allocated yet.
+    withheld: u32,
     /// Blocks freed since the last commit was written.
     freed: Vec<(Block, u32)>,
     /// Blocks freed by commits that were written and not released, oldest first.
@@ -107,7 +110,8 @@ impl BlockAllocator {
         assert!(at + bytes_needed(blocks) <= region.bytes(), "a map stands within its region");
         let (freed, unreleased) = (Vec::new(), VecDeque::new());
         let free = FreeBlocks::new(blocks);
-        let mut new = Self { region, at, blocks, pages, used: 0, free, freed, unreleased, commit };
+        let (used, withheld) = (0, blocks);
+        let mut new = Self { region, at, blocks, pages, used, free, withheld, freed, unreleased, commit };
         let mut next = 0;
         let in_use: Vec<_> = new.used_runs().collect();
         for (block, count) in in_use {
@@ -117,6 +121,32 @@ impl BlockAllocator {
         }
         new.free.insert(next, blocks - next);
         new
+    }
+
+    /// The block behind the last one in use.
+    pub fn used_end(&self) -> Block {
+        Block::new(self.used_runs().last().map_or(0, |(block, count)| block.get() + count))
+    }
+
+    /// Allocates nothing from a block on until [`Self::provide`], since there is no space for it in the file yet.
+    ///
+    /// # Panics
+    /// If one of these blocks is in use, or some were withheld before.
+    pub fn withhold(&mut self, from: Block) {
+        assert!(self.withheld == self.blocks, "blocks are withheld twice");
+        self.withheld = from.get().min(self.blocks);
+        self.free.remove(self.withheld, self.blocks - self.withheld);
+    }
+
+    /// The next `count_max` blocks that are withheld, or fewer; none if there are none.
+    pub fn withheld(&self, count_max: u32) -> Range<u32> {
+        self.withheld..self.blocks.min(self.withheld.saturating_add(count_max))
+    }
+
+    /// There is space for the first of the withheld blocks, up to this one.
+    pub fn provide(&mut self, up_to: u32) {
+        self.free.insert(self.withheld, up_to - self.withheld);
+        self.withheld = up_to;
     }
 
     /// Allocates a run of at most `count_max` blocks: at `hint` if that block is free, else where it fits. `None` if no
@@ -227,9 +257,14 @@ impl BlockAllocator {
         self.used
     }
 
-    /// Number of blocks that can be allocated now: neither in use nor waiting for a release.
+    /// Number of blocks that can be allocated now, or once they are provided: neither in use nor waiting for a release.
     pub fn allocatable(&self) -> u32 {
-        self.free.blocks
+        self.free.blocks + (self.blocks - self.withheld)
+    }
+
+    /// Whether blocks can be allocated without more being provided.
+    pub fn has_free(&self) -> bool {
+        self.free.blocks > 0
     }
 
     /// Whether a run that is asked for begins at `hint`, or in many free blocks that lie together.

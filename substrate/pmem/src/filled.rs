@@ -21,7 +21,7 @@ const PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
 pub(crate) struct Filled {
     /// Bytes and blocks of the whole file.
     bytes: u64,
-    blocks: u64,
+    blocks: AtomicU64,
     /// True if bytes were copied since the last sync.
     since_sync: AtomicBool,
     /// Pieces whose pages were mapped for stores: a bit each.
@@ -33,7 +33,15 @@ impl Filled {
     pub fn new(file: &OwnedFd, bytes: u64) -> Result<Self, MediaError> {
         let words = bytes.div_ceil(PIECE_BYTES).div_ceil(u64::BITS.into());
         let mapped = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { bytes, blocks: blocks_of(file)?, since_sync: AtomicBool::new(false), mapped })
+        let blocks = AtomicU64::new(blocks_of(file)?);
+        Ok(Self { bytes, blocks, since_sync: AtomicBool::new(false), mapped })
+    }
+
+    /// The file was given more space.
+    pub fn note_blocks(&self, file: &OwnedFd) -> Result<(), MediaError> {
+        // Relaxed: the same thread syncs, or hands over to the one that does.
+        self.blocks.store(blocks_of(file)?, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The pieces of a range whose pages are to be mapped before they are stored to; each once.
@@ -75,10 +83,11 @@ impl Filled {
         done
     }
 
-    /// True if bytes were copied since the last sync, and the file has fewer blocks than when it was opened.
+    /// True if bytes were copied since the last sync, and the file has fewer blocks than when it was opened, or got its
+    /// last space.
     pub fn lacks_blocks(&self, file: &OwnedFd) -> bool {
         self.since_sync.swap(false, Ordering::Relaxed)
-            && blocks_of(file).is_ok_and(|blocks| blocks < self.blocks)
+            && blocks_of(file).is_ok_and(|blocks| blocks < self.blocks.load(Ordering::Relaxed))
     }
 }
 

@@ -109,7 +109,10 @@ impl Region {
     /// `NoSpace`, `Os`.
     pub fn reserve(&self, range: Range<u64>) -> Result<(), MediaError> {
         match &self.0.backing {
-            Backing::Mapped { file: Some(file), .. } => reserve(file.as_fd(), range),
+            Backing::Mapped { file: Some(file), filled, .. } => {
+                reserve(file.as_fd(), range)?;
+                filled.as_ref().map_or(Ok(()), |filled| filled.note_blocks(file))
+            }
             Backing::Mapped { .. } | Backing::Recorded(_) => Ok(()),
         }
     }

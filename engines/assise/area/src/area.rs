@@ -30,6 +30,8 @@ pub struct Limits {
     pub capacity_blocks: u64,
     /// Data blocks of a segment that is made, at most.
     pub segment_blocks: u32,
+    /// Data blocks for which a segment gets space at once.
+    pub step_blocks: u32,
     /// Data blocks that only what was promised room may take.
     pub reserve_blocks: u64,
     /// Nodes that only what was promised room, or what gives room back, may take.
@@ -50,6 +52,7 @@ impl Default for Limits {
         Self {
             capacity_blocks: 16 << 20,
             segment_blocks: 256 << 10,
+            step_blocks: 2 << 10,
             reserve_blocks: 8 << 10,
             reserve_nodes: 1 << 10,
             cached_nodes: 8 << 10,
@@ -86,7 +89,7 @@ pub struct Usage {
     pub blocks: u64,
     /// Data blocks that can still be taken, the reserve included.
     pub blocks_free: u64,
-    /// Those among them for which there is no segment yet: the medium has to provide space for them.
+    /// Those among them for which the medium has to provide space yet.
     pub blocks_unmade: u64,
     /// Nodes that the tree file holds.
     pub nodes: u32,
@@ -228,7 +231,7 @@ impl Area {
         let (region, superblock) = Self::read_superblock(medium)?;
         let layout = layout::of_superblock(&superblock, region.bytes())?;
         let root = layout::read_root(&region, superblock.pool)?;
-        if limits.segment_blocks == 0 {
+        if limits.segment_blocks == 0 || limits.step_blocks == 0 {
             return Err(AreaError::Geometry("segment_blocks"));
         }
         let torn_slot = layout::slot_is_torn(&region, superblock.pool, root.commit.next())?;
@@ -303,7 +306,7 @@ impl Area {
         Usage {
             blocks,
             blocks_free,
-            blocks_unmade: self.space.uncreated(),
+            blocks_unmade: self.space.unprovided(),
             nodes: self.layout.blocks - self.layout.first_node,
             nodes_free: self.node_map.allocatable(),
             inodes: self.last.root.inodes.get(),

@@ -1,5 +1,6 @@
 //! One data segment: its file, which of its blocks are taken, and which hold what this process wrote.
 
+use crate::AreaError;
 use crate::segment_file::SegmentFile;
 use crate::store::byte_of;
 use format::{BLOCK_BYTES, Block, SegmentId};
@@ -13,6 +14,11 @@ pub(crate) struct Run {
     pub segment: SegmentId,
     pub block: Block,
     pub blocks: u32,
+}
+
+/// The file of a segment of which so many blocks are in use has space for so many: steps end at whole chunks of blocks.
+pub(crate) fn provided(used: u32, step_blocks: u32) -> u32 {
+    used.checked_next_multiple_of(step_blocks).unwrap_or(u32::MAX)
 }
 
 /// One data segment.
@@ -34,15 +40,34 @@ pub(crate) struct Segment {
     unnoted: Vec<(Block, u32)>,
     /// Blocks that were written as damaged since these are kept.
     damaged: Vec<Block>,
+    /// Blocks for which the file gets space at once.
+    step_blocks: u32,
 }
 
 impl Segment {
-    /// A segment whose map's commits are counted from `base`.
-    pub fn new(region: Region, owner: u32, blocks: u32, allocator: BlockAllocator, base: u64) -> Self {
+    /// A segment whose map's commits are counted from `base`. Its file may lack space behind the step with its last block
+    /// in use.
+    pub fn new(
+        (region, owner): (Region, u32),
+        (blocks, step_blocks): (u32, u32),
+        mut allocator: BlockAllocator,
+        base: u64,
+    ) -> Self {
+        allocator.withhold(Block::new(provided(allocator.used_end().get(), step_blocks)));
         let file = Arc::new(SegmentFile::new(region, owner, allocator.blocks()));
         let (recycled, cursor, synced_writes) = (Vec::new(), None, 0);
         let (unnoted, damaged) = (Vec::new(), Vec::new());
-        Self { file, blocks, allocator, base, recycled, cursor, synced_writes, unnoted, damaged }
+        Self { file, blocks, allocator, base, recycled, cursor, synced_writes, unnoted, damaged, step_blocks }
+    }
+
+    /// Gets space for more blocks of the file, if it has not space for all.
+    fn provide(&mut self) -> Result<(), AreaError> {
+        let next = self.allocator.withheld(self.step_blocks);
+        if !next.is_empty() {
+            self.file.region.reserve(byte_of(Block::new(next.start))..byte_of(Block::new(next.end)))?;
+            self.allocator.provide(next.end);
+        }
+        Ok(())
     }
 
     /// Writes data into blocks that no committed tree names as written.
@@ -83,23 +108,39 @@ impl Segment {
 
     /// Whether there are blocks that lie together, or behind the last ones that were taken.
     pub fn has_run(&self) -> bool {
-        !self.recycled.is_empty() || self.allocator.has_run(self.cursor)
+        !self.recycled.is_empty()
+            || self.allocator.has_run(self.cursor)
+            || !self.allocator.withheld(1).is_empty()
     }
 
-    /// Takes a run of at most so many blocks.
-    pub fn allocate(&mut self, blocks_max: u32, fit: Fit) -> Option<(Block, u32)> {
+    /// Takes a run of at most so many blocks; none if all are taken.
+    ///
+    /// # Errors
+    /// `Medium`: there is no space for more blocks of the file.
+    pub fn allocate(&mut self, blocks_max: u32, fit: Fit) -> Result<Option<(Block, u32)>, AreaError> {
         if let Some(run) = self.recycled.pop() {
             let blocks = run.blocks.min(blocks_max);
             if blocks < run.blocks {
                 let block = Block::new(run.block.get() + blocks);
                 self.recycled.push(Run { block, blocks: run.blocks - blocks, ..run });
             }
-            return Some((run.block, blocks));
+            return Ok(Some((run.block, blocks)));
+        }
+        let is_found = match fit {
+            Fit::Run => self.allocator.has_run(self.cursor),
+            Fit::Lowest => self.allocator.has_free(),
+        };
+        if !is_found {
+            match self.provide() {
+                // Short runs are left, perhaps.
+                Err(AreaError::Medium(error)) if error.is_shortage() && self.allocator.has_free() => {}
+                provided => provided?,
+            }
         }
         let hint = if fit == Fit::Run { self.cursor } else { None };
-        let (block, blocks) = self.allocator.allocate(blocks_max, hint, fit)?;
+        let Some((block, blocks)) = self.allocator.allocate(blocks_max, hint, fit) else { return Ok(None) };
         self.cursor = block.get().checked_add(blocks).map(Block::new);
-        Some((block, blocks))
+        Ok(Some((block, blocks)))
     }
 
     /// Holds nothing, and nothing that a commit to come gives up.
@@ -111,6 +152,11 @@ impl Segment {
     pub fn allocatable(&self) -> u32 {
         let recycled: u32 = self.recycled.iter().map(|run| run.blocks).sum();
         self.allocator.allocatable() + recycled
+    }
+
+    /// Data blocks for which the file has no space yet.
+    pub fn unprovided(&self) -> u32 {
+        self.allocator.withheld(u32::MAX).len() as u32
     }
 
     /// Data blocks in use.

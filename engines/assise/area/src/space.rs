@@ -16,7 +16,7 @@
 
 use crate::AreaError;
 use crate::area::Limits;
-use crate::segment::{Run, Segment};
+use crate::segment::{Run, Segment, provided};
 use crate::segment_file::{SegmentFile, SegmentFiles, open_file};
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
@@ -43,7 +43,7 @@ pub(crate) struct CommitStamp {
     pub time_ns: u64,
 }
 
-/// Data blocks of a user's first segment. The kernel takes a millisecond to provide them in memory.
+/// Data blocks of a user's first segment.
 const FIRST_BLOCKS: u32 = 2 << 10;
 
 /// All segments.
@@ -55,6 +55,10 @@ pub(crate) struct Space {
     capacity_blocks: u64,
     /// Data blocks of a segment, at most.
     segment_blocks: u32,
+    /// Data blocks for which a segment gets space at once: the kernel takes a millisecond to provide 8 MiB of memory.
+    step_blocks: u32,
+    /// There was no space in the medium for blocks of the segments that the present allocation looked at.
+    shortage: Option<MediaError>,
     /// Shared blocks that no segment of a user's own may take.
     kept: u64,
     /// Blocks that were taken since without a promise.
@@ -102,13 +106,15 @@ pub(crate) fn map_commit(base: u64, commit: CommitNumber) -> Option<CommitNumber
 impl Space {
     /// No segments yet, of a pool whose next one is `next`.
     pub fn new(medium: Medium, pool: PoolUid, limits: &Limits, next: SegmentId) -> Self {
-        let Limits { capacity_blocks, segment_blocks, .. } = *limits;
+        let Limits { capacity_blocks, segment_blocks, step_blocks, .. } = *limits;
         Self {
             medium,
             pool,
             segments: BTreeMap::new(),
             capacity_blocks,
             segment_blocks,
+            step_blocks,
+            shortage: None,
             kept: 0,
             unpromised: 0,
             next,
@@ -139,7 +145,8 @@ impl Space {
             error => AreaError::Medium(error),
         })?;
         let (owner, blocks) = (item.owner.get(), item.blocks.get());
-        self.segments.insert(id, Segment::new(region, owner, blocks, allocator, base));
+        let blocks = (blocks, self.step_blocks);
+        self.segments.insert(id, Segment::new((region, owner), blocks, allocator, base));
         Ok(())
     }
 
@@ -174,6 +181,12 @@ impl Space {
     /// Blocks that the medium may hold beside the segments that there are.
     pub fn uncreated(&self) -> u64 {
         self.capacity_blocks.saturating_sub(self.made().1)
+    }
+
+    /// Blocks for which there is no space in the medium yet.
+    pub fn unprovided(&self) -> u64 {
+        let withheld = self.segments.values().map(|segment| u64::from(segment.unprovided()));
+        self.uncreated() + withheld.sum::<u64>()
     }
 
     /// Segments.
@@ -288,6 +301,10 @@ impl Space {
     }
 
     /// Takes a run of at most `blocks_max` blocks for a file with this key.
+    ///
+    /// # Errors
+    /// `NoSpace`: the pool has no room. `Medium`: it has some, and its medium has none: no program that was promised room
+    /// is at fault.
     pub fn allocate(
         &mut self,
         owner: u32,
@@ -295,27 +312,36 @@ impl Space {
         fit: Fit,
         made: CommitStamp,
     ) -> Result<Run, AreaError> {
-        let wanted = (blocks_max, fit);
+        self.shortage = None;
+        let run = self.find_run(owner, (blocks_max, fit), made)?;
+        run.ok_or_else(|| self.shortage.map_or(AreaError::NoSpace, AreaError::Medium))
+    }
+
+    fn find_run(
+        &mut self,
+        owner: u32,
+        wanted: (u32, Fit),
+        made: CommitStamp,
+    ) -> Result<Option<Run>, AreaError> {
         if owner != OWNER_DAEMON {
-            if let Some(run) = self.allocate_within(owner, wanted, |segment| !segment.is_empty()) {
-                return Ok(run);
+            if let Some(run) = self.allocate_within(owner, wanted, |segment| !segment.is_empty())? {
+                return Ok(Some(run));
             }
             if let Some(run) = self.allocate_as_own(owner, wanted, made)? {
-                return Ok(run);
+                return Ok(Some(run));
             }
         }
-        if let Some(run) = self.allocate_within(OWNER_DAEMON, wanted, |_| true) {
-            return Ok(run);
+        if let Some(run) = self.allocate_within(OWNER_DAEMON, wanted, |_| true)? {
+            return Ok(Some(run));
         }
         if self.uncreated() == 0 {
             self.retire(|_| true);
         }
         if self.uncreated() == 0 {
-            return Err(AreaError::NoSpace);
+            return Ok(None);
         }
-        // The pool has room, what holds it may have none: nobody's fault who was promised some.
         self.create(OWNER_DAEMON, made)?;
-        self.allocate_within(OWNER_DAEMON, wanted, |_| true).ok_or(AreaError::NoSpace)
+        self.allocate_within(OWNER_DAEMON, wanted, |_| true)
     }
 
     /// Takes a run of a segment that becomes a user's own; none if the shared blocks have to stay so.
@@ -327,7 +353,7 @@ impl Space {
     ) -> Result<Option<Run>, AreaError> {
         let Some(spare) = self.shared().checked_sub(self.kept) else { return Ok(None) };
         let fits = |segment: &Segment| u64::from(segment.blocks) <= spare;
-        if let Some(run) = self.allocate_within(owner, wanted, fits) {
+        if let Some(run) = self.allocate_within(owner, wanted, fits)? {
             return Ok(Some(run));
         }
         if self.uncreated() == 0 {
@@ -339,7 +365,7 @@ impl Space {
         }
         match self.create(owner, made) {
             Err(AreaError::Medium(error)) if error.is_shortage() => Ok(None),
-            created => created.map(|()| self.allocate_within(owner, wanted, |_| true)),
+            created => created.and_then(|()| self.allocate_within(owner, wanted, |_| true)),
         }
     }
 
@@ -348,7 +374,7 @@ impl Space {
         owner: u32,
         (blocks_max, fit): (u32, Fit),
         may_take: impl Fn(&Segment) -> bool,
-    ) -> Option<Run> {
+    ) -> Result<Option<Run>, AreaError> {
         let mut short = None;
         // The oldest first: the youngest has the most memory that was never written.
         let segments = self.segments.iter_mut();
@@ -356,13 +382,18 @@ impl Space {
         {
             if fit == Fit::Run && !segment.has_run() {
                 short = short.or_else(|| (segment.allocatable() > 0).then_some(*id));
-            } else if let Some((block, blocks)) = segment.allocate(blocks_max, fit) {
-                return Some(Run { segment: *id, block, blocks });
+                continue;
+            }
+            match segment.allocate(blocks_max, fit) {
+                Ok(Some((block, blocks))) => return Ok(Some(Run { segment: *id, block, blocks })),
+                Ok(None) => {}
+                Err(AreaError::Medium(error)) if error.is_shortage() => self.shortage = Some(error),
+                Err(error) => return Err(error),
             }
         }
-        let id = short?;
-        let (block, blocks) = self.get_mut(id).allocate(blocks_max, fit)?;
-        Some(Run { segment: id, block, blocks })
+        let Some(id) = short else { return Ok(None) };
+        let found = self.get_mut(id).allocate(blocks_max, fit)?;
+        Ok(found.map(|(block, blocks)| Run { segment: id, block, blocks }))
     }
 
     /// Takes back blocks that the running batch allocated: it may use them again at once.
@@ -419,7 +450,9 @@ impl Space {
         let name = segment_file(id);
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
-        let region = self.medium.create(&name, file_bytes)?;
+        let before_data = in_file - blocks;
+        let reserved = u64::from(provided(before_data, self.step_blocks)) * BLOCK_BYTES as u64;
+        let region = self.medium.create_in_steps(&name, file_bytes, reserved.min(file_bytes))?;
         let base = made.commit.get().checked_sub(1).expect("commits are counted from 1");
         let superblock = Superblock {
             magic: MAGIC,
@@ -437,8 +470,9 @@ impl Space {
         // Synced with the map, before the root that names the segment.
         region.write(0, &superblock.encode());
         let mut allocator = BlockAllocator::format(region.clone(), BLOCK_BYTES as u64, in_file);
-        allocator.allocate_at(Block::new(0), in_file - blocks);
-        self.segments.insert(id, Segment::new(region, owner, blocks, allocator, base));
+        allocator.allocate_at(Block::new(0), before_data);
+        let blocks = (blocks, self.step_blocks);
+        self.segments.insert(id, Segment::new((region, owner), blocks, allocator, base));
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 
 mod support;
 
-use area::{Applied, Applying, Area, AreaError, Batch, LedgerPlace, Limits, Refused};
+use area::{Applied, Applying, Area, AreaError, Batch, LedgerPlace, Limits, Refused, Usage};
 use format::ledger::{Unit, UnitKind};
 use format::node::{ItemKind, Key, LifeItem, LogItem, NodeView};
 use format::record::FileType;
@@ -67,6 +67,53 @@ fn new_blocks_in_memory_cost_no_page_fault_each() {
     commit(&mut area, &steps, 100).unwrap();
     let faults = faults() - before;
     assert!(faults < BLOCKS / 4, "{faults} faults for {BLOCKS} blocks");
+}
+
+/// Blocks of 4 KiB for which the files of all segments have space.
+fn provided(folder: &std::path::Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let segments = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("segment-"));
+    segments.map(|entry| entry.metadata().unwrap().blocks() / 8).sum()
+}
+
+/// The kernel takes long to provide a whole segment, and the batch waits for that.
+#[test]
+fn a_segment_gets_its_space_step_by_step() {
+    const STEP: u64 = 128;
+    const BEFORE_DATA: u64 = 3;
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let medium = Medium::memory(folder.path()).unwrap();
+    let limits = Limits {
+        capacity_blocks: 1000,
+        segment_blocks: 1000,
+        step_blocks: STEP as u32,
+        reserve_blocks: 0,
+        ..Limits::default()
+    };
+    let mut area = pool(&medium, 4000, limits);
+    commit(&mut area, &[file(2, 1, "first")], 1).unwrap();
+    let (mut written, mut sequence) = (0, 100);
+    let fill = |area: &mut Area, written: &mut u64, sequence: &mut u64, up_to: u64| {
+        while *written < up_to {
+            let steps = (*written..up_to.min(*written + 10)).map(|block| write(2, block * 4096, 1, 4096));
+            commit(area, &steps.collect::<Vec<_>>(), *sequence).unwrap();
+            (*written, *sequence) = (up_to.min(*written + 10), *sequence + 100);
+            let ahead = provided(folder.path()).checked_sub(*written).expect("there is space for each block");
+            // A step is too short once no chunk of 64 blocks is left in it.
+            assert!(ahead <= STEP + 64 + BEFORE_DATA, "space for {ahead} blocks ahead of {written}");
+        }
+    };
+    fill(&mut area, &mut written, &mut sequence, 250);
+    let known = |area: &Area| 1000 - area.usage().blocks_unmade + BEFORE_DATA;
+    assert_eq!(known(&area), provided(folder.path()));
+    // A start knows of no space behind the step in use.
+    drop(area);
+    let mut area = Area::open(&medium, limits).unwrap();
+    assert_eq!(known(&area), 2 * STEP);
+    fill(&mut area, &mut written, &mut sequence, 950);
+    assert_eq!((area.usage().blocks_unmade, area.usage().blocks_free), (0, 50));
+    findings(&medium).unwrap();
 }
 
 /// A pool with few files takes little memory, and no batch waits long for the kernel.
@@ -167,7 +214,10 @@ fn a_dropped_batch_changes_nothing_and_takes_nothing() {
     assert_eq!((state_of(&area).unwrap(), area.commit()), (before.clone(), writes));
     // The blocks that it had taken are free again after the next commit.
     commit(&mut area, &[support::set_attr(10, 1)], 102).unwrap();
-    assert_eq!(area.usage(), usage);
+    // What it had the medium provide stays.
+    let unmade = area.usage().blocks_unmade;
+    assert_eq!(Usage { blocks_unmade: unmade, ..usage }, area.usage());
+    assert!(unmade <= usage.blocks_unmade);
     findings(&recorder.medium()).unwrap();
 }
 

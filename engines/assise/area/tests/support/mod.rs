@@ -349,6 +349,7 @@ pub fn tiny() -> Limits {
     Limits {
         capacity_blocks: 96,
         segment_blocks: 24,
+        step_blocks: 8,
         reserve_blocks: 4,
         reserve_nodes: 8,
         cached_nodes: 16,
