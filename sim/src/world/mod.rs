@@ -165,6 +165,7 @@ pub(crate) fn config(node: NodeId) -> Config {
         area: area::Limits {
             capacity_blocks: 1 << 11,
             segment_blocks: 1 << 9,
+            step_blocks: 64,
             reserve_blocks: 64,
             reserve_nodes: 64,
             cached_nodes: 512,

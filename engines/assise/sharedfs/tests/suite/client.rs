@@ -64,6 +64,7 @@ pub fn tiny() -> Config {
         area: area::Limits {
             capacity_blocks: 4096,
             segment_blocks: 512,
+            step_blocks: 64,
             reserve_blocks: 8,
             reserve_nodes: 8,
             cached_nodes: 64,
