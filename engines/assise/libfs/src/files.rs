@@ -141,17 +141,8 @@ impl State {
         if !self.open_table_full() {
             return Ok(());
         }
-        let open = self.files.iter().flatten().filter(|file| self.nodes.get(file.node).open_place.is_some());
-        let mut listed = None;
-        for file in open {
-            if self.nodes.get(file.node).referenced {
-                listed = Some(*file);
-                break;
-            }
-            listed = listed.or(Some(*file));
-        }
         // All places may be taken by releases, which free them soon.
-        let Some(file) = listed else { return Ok(()) };
+        let Some(file) = self.listed_file() else { return Ok(()) };
         let node = self.nodes.get_mut(file.node);
         if !node.referenced {
             let bits = u8::from(file.access.read) | u8::from(file.access.write) << 1;
@@ -161,6 +152,22 @@ impl State {
             self.free_open_place(place);
         }
         Ok(())
+    }
+
+    /// An open file that is listed in the open table. The search continues where the last one ended: the files before that
+    /// have given up their places.
+    fn listed_file(&mut self) -> Option<OpenFile> {
+        let count = self.files.len();
+        for step in 0..count {
+            let place = (self.listed_hand + step) % count;
+            if let Some(file) =
+                self.files[place].filter(|file| self.nodes.get(file.node).open_place.is_some())
+            {
+                self.listed_hand = place;
+                return Some(file);
+            }
+        }
+        None
     }
 
     /// Whether the open table has no place for another inode.
@@ -295,6 +302,36 @@ mod tests {
         let node = state.nodes.enter(InodeNumber::new(7));
         let later = state.add_file(node, WRITE);
         assert!(state.file(later).is_ok());
+    }
+
+    /// A search that began at the first file each time would visit, for each file that is created, all files that SharedFS
+    /// keeps by references.
+    #[test]
+    fn the_search_for_a_listed_file_continues_where_the_last_one_ended() {
+        const FILES: u16 = 50;
+        let mut state = State::new(Arc::new(SystemHost), FILES.into());
+        state.open_places.clear();
+        for place in 0..FILES {
+            let index = state.nodes.enter(InodeNumber::new(100 + u64::from(place)));
+            state.add_file(index, READ);
+            state.nodes.get_mut(index).open_place = Some(place);
+        }
+        for place in 0..FILES {
+            assert_eq!(state.listed_hand, usize::from(place.saturating_sub(1)));
+            let inode = InodeNumber::new(100 + u64::from(place));
+            let need = state.make_open_place();
+            assert!(matches!(need, Err(Stop::Need(Need::Open(asked, ..))) if asked == inode));
+            let index = state.nodes.find(inode).unwrap();
+            state.nodes.get_mut(index).referenced = true;
+            assert!(state.make_open_place().is_ok());
+            // The created file takes the place.
+            assert!(state.open_places.pop().is_some());
+        }
+        assert!(state.make_open_place().is_ok(), "no file is listed");
+        let first = state.nodes.find(InodeNumber::new(100)).unwrap();
+        state.nodes.get_mut(first).open_place = Some(0);
+        assert!(state.make_open_place().is_ok());
+        assert_eq!(state.open_places.len(), 1, "the search continues at the first file");
     }
 
     /// Nodes in use are adjacent, more than one search visits. The search continues beyond them, so that the number of

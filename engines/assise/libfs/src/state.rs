@@ -186,6 +186,8 @@ pub(crate) struct State {
     /// Number of changes of the process's user.
     pub user: u32,
     pub open_places: Vec<u16>,
+    /// Position in `files` at which the next search for a listed file begins.
+    pub listed_hand: usize,
     /// Nodes with undigested records.
     dirty: VecDeque<NodeIndex>,
     /// References to release.
@@ -232,6 +234,7 @@ impl State {
             serial: 0,
             user: 0,
             open_places: open_places(),
+            listed_hand: 0,
             dirty: VecDeque::new(),
             releases: Vec::new(),
             giving_back: Vec::new(),
