@@ -28,8 +28,9 @@ use crate::ledger::position_of;
 use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::Script;
 use crate::take_over::Recovered;
+use area::Usage;
 use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
-use format::{Epoch, LogUid, NodeId, Sequence};
+use format::{CommitNumber, Epoch, LogUid, NodeId, Sequence};
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
@@ -99,6 +100,8 @@ struct Inner {
     steps: Config,
     pool: Lock<Option<PoolLock>>,
     contents: Lock<Option<Contents>>,
+    /// How full the contents' area is, and at which commit, for status reports. Its lock comes after that of the contents.
+    usage: Lock<Option<(Usage, CommitNumber)>>,
     /// The tree of a head, on its way into this pool. Meanwhile there are neither contents nor a receiver.
     import: Lock<Option<Joining>>,
     receiving: Lock<Receiving>,
@@ -135,6 +138,7 @@ impl Standby {
         let receiving = Receiving { receiver: Some(receiver), link: 0 };
         Ok(Self(Arc::new(Inner {
             pool: Lock::new(host.clone(), Some(pool)),
+            usage: Lock::new(host.clone(), Some((contents.area.usage(), contents.area.commit()))),
             contents: Lock::new(host.clone(), Some(contents)),
             import: Lock::new(host.clone(), None),
             receiving: Lock::new(host.clone(), receiving),
@@ -529,6 +533,7 @@ impl Inner {
             contain_changes(&mut contents.area, &mut contents.copy, 0)?;
             moved = true;
         }
+        self.note_usage(Some(contents));
         if let Some((contained, marks)) = self.note_executed(contents)? {
             let link = self.head.lock().connection.clone();
             if let Some(link) = link {

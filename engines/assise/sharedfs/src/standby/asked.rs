@@ -1,6 +1,7 @@
 //! Status reports of a standby.
 
-use super::Standby;
+use super::contents::Contents;
+use super::{Inner, Standby};
 use area::Usage;
 use format::{CommitNumber, Life, NodeId, PoolUid, Sequence};
 use ipc::sync::Ordering;
@@ -25,9 +26,13 @@ impl Standby {
         self.0.contents.lock().as_ref().map(|contents| contents.area.pool())
     }
 
-    /// How full the area is, and at which commit; none once the standby leads or has stopped.
+    /// How full the area is, and at which commit; none once the standby leads or has stopped. While entries are executed, which
+    /// may take seconds on a slow medium, the answer is that after the entries before.
     pub fn usage(&self) -> Option<(Usage, CommitNumber)> {
-        self.0.contents.lock().as_ref().map(|contents| (contents.area.usage(), contents.area.commit()))
+        if let Some(contents) = self.0.contents.try_lock() {
+            self.0.note_usage(contents.as_ref());
+        }
+        *self.0.usage.lock()
     }
 
     /// The standby's progress.
@@ -44,5 +49,53 @@ impl Standby {
         let ledger = Sequence::new(self.0.synced.load(Ordering::Acquire));
         let executed = Sequence::new(self.0.executed.load(Ordering::Relaxed));
         StandbyState { head, ledger, executed, life: Life::new(self.0.life.load(Ordering::Relaxed)) }
+    }
+}
+
+impl Inner {
+    /// Notes it for status reports, which do not wait for the contents.
+    pub(super) fn note_usage(&self, contents: Option<&Contents>) {
+        *self.usage.lock() = contents.map(|contents| (contents.area.usage(), contents.area.commit()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Format, format_pool};
+    use ipc::SystemHost;
+    use pmem::Recorder;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn a_status_report_does_not_wait_for_entries_that_are_executed() {
+        let recorder = Recorder::new();
+        let new = Format {
+            pool: PoolUid::new(70),
+            tree_nodes_max: 2048,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+            time_ns: 1,
+            ledger_bytes: 1 << 20,
+        };
+        format_pool(&recorder.medium(), &new).unwrap();
+        let host = Arc::new(SystemHost);
+        let standby = Standby::open(host.clone(), &recorder.medium(), Config::default()).unwrap();
+        let executes = standby.0.contents.lock();
+        let (gives, answers) = channel();
+        let asked = standby.clone();
+        let ask = Box::new(move || {
+            let _ = gives.send(asked.usage().map(|(usage, _)| usage.inodes));
+        });
+        let asking = ipc::Host::spawn(&*host, "ask", ask).unwrap();
+        let answer = answers.recv_timeout(Duration::from_secs(20));
+        drop(executes);
+        asking.join().unwrap();
+        assert_eq!(answer, Ok(Some(1)));
+        standby.stop();
+        assert_eq!(standby.usage(), None);
     }
 }
