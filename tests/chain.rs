@@ -12,8 +12,10 @@ use harness::{Expect, can_mount, until};
 use ipc::{Host, SystemHost};
 use processes::{Job, Node, job, say};
 use std::fs::{File, OpenOptions, read};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// The test that does the jobs.
 const JOBS: &str = "a_program_syncs_what_it_writes";
@@ -32,6 +34,38 @@ fn a_program_syncs_what_it_writes() {
         _ => panic!("no such job: {words:?}"),
     }
     std::process::exit(0);
+}
+
+/// Else it would try for ever, or begin a new cluster where the old one was.
+#[test]
+fn the_keeper_of_a_manager_whose_folder_was_removed_ends() {
+    for whole in [true, false] {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("cluster");
+        std::fs::create_dir(&dir).unwrap();
+        let log = place.path().join("log");
+        let mut keeper = Command::new(env!("CARGO_BIN_EXE_hearth"))
+            .args(["manager", "--keep", "--lease", "100", "--dir"])
+            .arg(&dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert!(dir.join("manager/socket").exists(), "it said {said:?}");
+        std::fs::remove_dir_all(if whole { dir.clone() } else { dir.join("manager") }).unwrap();
+        let mut status = None;
+        until("the keeper ends", || {
+            status = keeper.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.and_then(|status| status.code()), Some(2));
+        let said = std::fs::read_to_string(log).unwrap();
+        assert!(said.contains("it is not started again"), "{said}");
+        assert!(!dir.join("manager").exists(), "a new cluster began");
+    }
 }
 
 /// Writes one number after the other, each synced before it is said.

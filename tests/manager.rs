@@ -63,7 +63,14 @@ impl ManagerProcess {
 
     /// How it ends, by itself.
     fn end(&mut self) -> ExitStatus {
-        end(&mut self.child)
+        let end = soon();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(SystemHost.now() < end, "it does not end");
+            pause(Duration::from_millis(5));
+        }
     }
 
     /// Starts it again, where it was.
@@ -107,20 +114,6 @@ impl Drop for ManagerProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// How a process ends, by itself; one that does not is killed.
-fn end(child: &mut Child) -> ExitStatus {
-    let end = soon();
-    while SystemHost.now() < end {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        pause(Duration::from_millis(5));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    panic!("it does not end");
 }
 
 /// Starts a manager, and waits until it says where it serves.
@@ -479,34 +472,6 @@ fn a_manager_whose_log_is_not_where_it_was_ends() {
     log(&manager);
     assert_eq!(client.propose(&join(5), soon()), Err(cluster::Error::Unknown), "it is not acknowledged");
     assert_eq!(manager.end().code(), Some(2));
-}
-
-/// Else it would try for ever, or begin a new cluster where the old one was.
-#[test]
-fn the_keeper_of_a_manager_whose_folder_was_removed_ends() {
-    for whole in [true, false] {
-        let place = tempfile::tempdir().unwrap();
-        let dir = place.path().join("cluster");
-        std::fs::create_dir(&dir).unwrap();
-        let log = std::fs::File::create(place.path().join("log")).unwrap();
-        let mut keeper = Command::new(HEARTH)
-            .args(["manager", "--keep", "--lease", "100", "--dir"])
-            .arg(&dir)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut said = String::new();
-        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert!(dir.join("manager/socket").exists(), "it said {said:?}");
-        std::fs::remove_dir_all(if whole { dir.clone() } else { dir.join("manager") }).unwrap();
-        let status = end(&mut keeper);
-        assert_eq!(status.code(), Some(2));
-        let said = std::fs::read_to_string(place.path().join("log")).unwrap();
-        assert!(said.contains("it is not started again"), "{said}");
-        assert!(!dir.join("manager").exists(), "a new cluster began");
-    }
 }
 
 /// A folder that others own or may write to is no manager's folder, and a file like that is no cluster's key.

@@ -94,11 +94,12 @@ fn numbers(nodes: &[u32]) -> String {
 impl ChainStatus {
     /// The problems, a sentence each.
     pub fn problems(&self, node: u32) -> Vec<String> {
-        let waits = self.waits.clone().unwrap_or_default();
+        // Just after its start it has not found out yet.
+        let waits = self.waits.as_ref().map(|waits| format!(": {waits}")).unwrap_or_default();
         match self.role {
-            Role::Joining => vec![format!("it is no member of the cluster: {waits}")],
-            Role::Beginning => vec![format!("it is to lead, and does not yet: {waits}")],
-            Role::Follows if self.leader.is_none() => vec![format!("no node leads: {waits}")],
+            Role::Joining => vec![format!("it is no member of the cluster{waits}")],
+            Role::Beginning => vec![format!("it is to lead, and does not yet{waits}")],
+            Role::Follows if self.leader.is_none() => vec![format!("no node leads{waits}")],
             Role::Follows if !self.in_sync.contains(&node) => {
                 vec!["it does not hold all that was acknowledged: it cannot take over".to_owned()]
             }

@@ -28,9 +28,8 @@ use crate::ledger::position_of;
 use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::Script;
 use crate::take_over::Recovered;
-use area::Usage;
 use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
-use format::{CommitNumber, Epoch, LogUid, NodeId, Sequence};
+use format::{Epoch, LogUid, NodeId, Sequence};
 use ipc::host::{Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::sync::{LongWord, Ordering, Word};
@@ -101,7 +100,7 @@ struct Inner {
     pool: Lock<Option<PoolLock>>,
     contents: Lock<Option<Contents>>,
     /// How full the contents' area is, and at which commit, for status reports. Its lock comes after that of the contents.
-    usage: Lock<Option<(Usage, CommitNumber)>>,
+    usage: Lock<asked::NotedUsage>,
     /// The tree of a head, on its way into this pool. Meanwhile there are neither contents nor a receiver.
     import: Lock<Option<Joining>>,
     receiving: Lock<Receiving>,

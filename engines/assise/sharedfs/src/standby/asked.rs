@@ -20,6 +20,9 @@ pub struct StandbyState {
     pub life: Life,
 }
 
+/// How full an area is, and at which commit; none of one that is not there.
+pub(super) type NotedUsage = Option<(Usage, CommitNumber)>;
+
 impl Standby {
     /// The pool; none once the standby leads or has stopped.
     pub fn pool(&self) -> Option<PoolUid> {
