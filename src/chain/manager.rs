@@ -138,9 +138,10 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
         }
         let serves = serves(&mut child);
         if serves && !told {
+            // From here on it may be removed.
+            place = Some(Presence::of(&folder(dir))?);
             say_ready()?;
             told = true;
-            place = Some(Presence::of(&folder(dir))?);
         }
         let how = child.wait().map_err(|why| Error::new(format!("cannot wait for the manager: {why}")))?;
         let ended = process.compare_exchange(pid, NONE, Ordering::AcqRel, Ordering::Acquire).is_err();
