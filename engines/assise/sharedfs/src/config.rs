@@ -95,7 +95,7 @@ impl Default for Config {
             room_reserve: 1 << 10,
             lease_words: 1 << 16,
             known_max: 1 << 18,
-            references_max: 1 << 14,
+            references_max: 1 << 16,
             locks_max: 1 << 14,
             lock_limits: LockLimits::default(),
             sessions_max: 1 << 10,

@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 pub(crate) struct References {
     by_inode: BTreeMap<(InodeNumber, SessionId), Rights>,
     by_session: BTreeMap<(SessionId, InodeNumber), ()>,
+    /// Number of references of each session that has some: each open asks for it.
+    counts: BTreeMap<SessionId, usize>,
 }
 
 /// The rights that an open gave.
@@ -42,13 +44,22 @@ impl References {
         let held = self.by_inode.entry((inode, session)).or_default();
         held.read |= rights.read;
         held.write |= rights.write;
-        self.by_session.insert((session, inode), ());
+        if self.by_session.insert((session, inode), ()).is_none() {
+            *self.counts.entry(session).or_default() += 1;
+        }
     }
 
     /// Ends a reference. True if it was the last one to the inode.
     pub fn close(&mut self, session: SessionId, inode: InodeNumber) -> bool {
         self.by_inode.remove(&(inode, session));
-        self.by_session.remove(&(session, inode));
+        if self.by_session.remove(&(session, inode)).is_some()
+            && let Some(count) = self.counts.get_mut(&session)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&session);
+            }
+        }
         !self.any(inode)
     }
 
@@ -70,7 +81,7 @@ impl References {
 
     /// Number of references of a session.
     pub fn count(&self, session: SessionId) -> usize {
-        self.of_session(session).count()
+        self.counts.get(&session).copied().unwrap_or(0)
     }
 
     /// The inodes that a session refers to.
@@ -105,6 +116,24 @@ impl References {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_session_has_as_many_as_it_opened_and_did_not_close() {
+        let (one, two) = (SessionId(1), SessionId(2));
+        let mut references = References::default();
+        for inode in (1..=5).map(InodeNumber::new) {
+            references.open(one, inode, Rights::default());
+            references.open(one, inode, Rights { read: true, write: true });
+        }
+        references.open(two, InodeNumber::new(1), Rights::default());
+        references.close(one, InodeNumber::new(2));
+        references.close(one, InodeNumber::new(2));
+        assert_eq!((references.count(one), references.count(two)), (4, 1));
+        references.hand_over(one, two);
+        assert_eq!((references.count(one), references.count(two)), (0, 4));
+        references.end(two);
+        assert_eq!((references.count(two), references.total()), (0, 0));
+    }
 
     #[test]
     fn the_last_close_is_told() {
