@@ -7,6 +7,7 @@
 mod chain;
 mod cluster;
 mod commands;
+mod daemon_lock;
 mod error;
 mod floor;
 mod health;

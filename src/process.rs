@@ -162,10 +162,15 @@ impl Process {
 /// How long a process that cannot end is waited for before that is told and again after it, and how often it is looked at.
 const HOPELESS: Duration = Duration::from_millis(1500);
 
+/// With this variable libinfinipath, which libfabric loads to look for devices and lets go of after that, handles no signals.
+/// Its handlers call `exit`, which waits for a lock of the very thread that it interrupts: a process that gets SIGTERM while
+/// it loads libfabric would hang.
+const NO_HANDLERS: (&str, &str) = ("IPATH_NO_BACKTRACE", "1");
+
 /// A command that runs the program of this process, the same version of it also after another one was installed in its place.
 pub fn this_program() -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("hearth");
+    command.arg0("hearth").env(NO_HANDLERS.0, NO_HANDLERS.1);
     command
 }
 
@@ -195,6 +200,18 @@ pub fn with_mapping(path: &Path) -> Vec<Process> {
         .filter(|pid| {
             fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_nonzero()))
                 .is_ok_and(|maps| maps.lines().any(|line| names(line, &path)))
+        })
+        .filter_map(|pid| Some(Process { pid, started: started(pid)? }))
+        .collect()
+}
+
+/// Every process of which this user may know that it has a file open.
+pub fn with_open(path: &Path) -> Vec<Process> {
+    let is_it = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target == path);
+    processes()
+        .filter(|pid| {
+            let open = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
+            open.into_iter().flatten().flatten().map(|entry| entry.path()).any(is_it)
         })
         .filter_map(|pid| Some(Process { pid, started: started(pid)? }))
         .collect()
@@ -272,6 +289,16 @@ mod tests {
             assert_eq!([file.exists(), socket.exists()], [stay; 2]);
         }
         this.remove_files(&file, &[&socket]);
+    }
+
+    #[test]
+    fn an_open_file_is_found_with_its_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().canonicalize().unwrap().join("file");
+        let open = fs::File::create(&file).unwrap();
+        assert_eq!(with_open(&file), [Process::this().unwrap()]);
+        drop(open);
+        assert!(with_open(&file).is_empty());
     }
 
     #[test]

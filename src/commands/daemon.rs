@@ -8,6 +8,7 @@ use super::up::say_ready;
 use super::{DaemonArguments, OneNode};
 use crate::chain::settings::PoolShape;
 use crate::cluster::{Cluster, MediumKind, Node, POOL_LOST};
+use crate::daemon_lock::{self, DaemonLock};
 use crate::error::{Error, Result};
 use crate::mountpoint;
 use crate::presence::Presence;
@@ -66,7 +67,7 @@ pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     // First of all: its socket is where programs wait meanwhile.
     let (listener, kept) = match kept_listener()? {
         Some(listener) => (listener, true),
-        None => (listen(&node.socket)?, false),
+        None => (alone(&cluster, node)?, false),
     };
     let opened = open(&cluster, node, &listener);
     if let Err(why) = &opened {
@@ -376,6 +377,19 @@ pub(crate) fn kept_listener() -> Result<Option<Listener>> {
     let own = stdin.as_fd().try_clone_to_owned();
     let own = own.map_err(|why| Error::new(format!("cannot take the keeper's socket: {why}")))?;
     Ok(Some(Listener::from_descriptor(Descriptor::from(own))))
+}
+
+/// The socket of a daemon that no keeper started, if the node has no other daemon.
+pub(crate) fn alone(cluster: &Cluster, node: &Node) -> Result<Listener> {
+    let Some(lock) = DaemonLock::take(cluster, node)? else {
+        let named = Process::load(&cluster.pid_file(node));
+        let process = named.or_else(|| daemon_lock::holders(cluster, node).into_iter().next());
+        let process = process.map_or_else(String::new, |process| format!(" (process {})", process.pid()));
+        return Err(Error::new(format!("node {} has a daemon already{process}", node.number)));
+    };
+    // For as long as this process lives.
+    std::mem::forget(lock);
+    listen(&node.socket)
 }
 
 /// Makes a socket that programs attach to, in place of one at which no process listens any more. All users may connect;

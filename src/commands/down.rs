@@ -4,6 +4,7 @@ use super::Down;
 use super::mount::{UnmountResult, take_away};
 use crate::chain::{self, waiting::Parts};
 use crate::cluster::{Cluster, Node};
+use crate::daemon_lock;
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::process::{Process, with_environment, with_mapping};
@@ -87,25 +88,34 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
             end_in_order(cluster, node, keeper)?;
         }
         // The daemon of a keeper that died.
-        let daemon = Process::load(&cluster.pid_file(node));
-        if let Some(daemon) = &daemon {
+        let daemons = daemons(cluster, node);
+        for daemon in &daemons {
             end_in_order(cluster, node, daemon)?;
         }
-        return Ok(keeper.is_some() || daemon.is_some());
+        return Ok(keeper.is_some() || !daemons.is_empty());
     }
     // First the keeper, which would start a daemon again, then the daemon: later calls of programs have not happened,
     // as after a power cut.
     if let Some(keeper) = &keeper {
         keeper.end(Signal::KILL, KILLED)?;
     }
-    let daemon = Process::load(&cluster.pid_file(node));
+    let daemons = daemons(cluster, node);
     let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
     programs.extend(with_mapping(&node.pool.join("log-")));
-    let any = keeper.is_some() || daemon.is_some() || !programs.is_empty();
-    for process in daemon.into_iter().chain(programs) {
+    let any = keeper.is_some() || !daemons.is_empty() || !programs.is_empty();
+    for process in daemons.into_iter().chain(programs) {
         process.end(Signal::KILL, KILLED)?;
     }
     Ok(any)
+}
+
+/// A node's daemon, also one that begins, and its spare.
+fn daemons(cluster: &Cluster, node: &Node) -> Vec<Process> {
+    let mut daemons = daemon_lock::holders(cluster, node);
+    // Of a version without the lock.
+    let named = Process::load(&cluster.pid_file(node)).filter(|daemon| !daemons.contains(daemon));
+    daemons.extend(named);
+    daemons
 }
 
 /// Ends a keeper or a daemon with everything digested, and says what it waits for when that takes long.

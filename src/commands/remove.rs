@@ -8,6 +8,7 @@ use super::Remove;
 use super::serve::alone;
 use crate::chain;
 use crate::cluster::{Cluster, Node};
+use crate::daemon_lock;
 use crate::error::{Error, Result};
 use crate::mountpoint::{Stand, stand};
 use crate::process::Process;
@@ -61,7 +62,8 @@ fn what_runs(cluster: &Cluster) -> Option<String> {
     for node in &cluster.settings.nodes {
         let number = node.number;
         let files = [cluster.keeper_pid_file(node), cluster.pid_file(node)];
-        if let Some(process) = files.iter().find_map(|file| Process::load(file)) {
+        let named = files.iter().find_map(|file| Process::load(file));
+        if let Some(process) = named.or_else(|| daemon_lock::holders(cluster, node).into_iter().next()) {
             return Some(format!("node {number} is up (process {})", process.pid()));
         }
         if matches!(stand(cluster, node), Stand::Tree | Stand::DeadMount) {

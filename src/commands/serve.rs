@@ -7,12 +7,14 @@
 //! and then the keeper; so does the removal of the node's folder, since no command reaches the node after that.
 //!
 //! A daemon outlives its keeper's death; it is only not started again. A new keeper takes over the daemon that it finds: it
-//! waits for the end of that process, which is no child of its own, and then makes a socket anew for the next one.
+//! waits for the end of that process, which is no child of its own, and then makes a socket anew for the next one. The
+//! lock that daemons inherit ([`crate::daemon_lock`]) tells it also of a daemon that begins; that one it waits for.
 
 use super::OneNode;
 use super::daemon::listen;
 use super::up::{READY, say_ready};
 use crate::cluster::{Cluster, Node};
+use crate::daemon_lock::{self, DaemonLock};
 use crate::error::{Error, Result};
 use crate::presence::Presence;
 use crate::process::{Process, this_program};
@@ -41,6 +43,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// How long a keeper that begins may take to say which process it is, and how often it is looked for.
 const BEGINS: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(10);
+/// How long the daemon of another keeper may take to serve, or to end.
+const OTHER_BEGINS: Duration = Duration::from_secs(60);
 /// How often the keeper looks whether the node's folder was removed.
 const FOLDER_LOOK: Duration = Duration::from_millis(500);
 /// Pause before the second attempt; each further one is twice as long.
@@ -94,13 +98,31 @@ struct Keeper<'a> {
     cluster: &'a Cluster,
     node: &'a Node,
     /// None while the daemon of another keeper listens.
-    listener: Option<OwnedFd>,
+    socket: Option<Socket>,
     events: Receiver<Event>,
     sender: Sender<Event>,
     /// Of a node of several: takes the place of the daemon when that dies.
     spare: Option<Spare>,
     /// Daemons that died while they served.
     restarts: u64,
+    /// The command that started the keeper knows that the node is up.
+    told: bool,
+}
+
+/// The socket for daemons to come, and the right to make it.
+struct Socket {
+    listener: OwnedFd,
+    _lock: DaemonLock,
+}
+
+/// What a keeper begins with.
+enum Found {
+    /// A daemon that serves.
+    Daemon(OwnedFd),
+    /// There is none.
+    Nothing(DaemonLock),
+    /// The keeper is to end.
+    Ending,
 }
 
 pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
@@ -114,23 +136,17 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     let (sender, events) = channel();
     forward_signals(sender.clone())?;
     tell_when_removed(&cluster.folder(node), sender.clone())?;
+    let cluster = &cluster;
     let mut keeper =
-        Keeper { cluster: &cluster, node, listener: None, events, sender, spare: None, restarts: 0 };
-    let running = Process::load(&cluster.pid_file(node)).and_then(|daemon| daemon.descriptor());
-    if running.is_none() {
-        keeper.listen()?;
-        // Files that earlier daemons left.
-        for path in [cluster.failure_file(node), cluster.pid_file(node)] {
-            let _ = fs::remove_file(path);
-        }
-    }
+        Keeper { cluster, node, socket: None, events, sender, spare: None, restarts: 0, told: false };
     let process = Process::this()?;
     process.save(&cluster.keeper_pid_file(node))?;
-    let ended = match running {
-        Some(process) => keeper.adopt(process),
-        None => keeper.keep(false),
-    };
-    process.remove_files(&cluster.keeper_pid_file(node), &[&node.socket]);
+    let ended = keeper.run();
+    // That of another keeper's daemon stays for as long as that one lives.
+    let is_free = || DaemonLock::take(cluster, node).is_ok_and(|lock| lock.is_some());
+    let has_ended = keeper.socket.is_some() || is_free();
+    let files = [node.socket.as_path()];
+    process.remove_files(&cluster.keeper_pid_file(node), if has_ended { &files } else { &[] });
     if !node.socket.exists() {
         cluster.remove_socket_folder(node);
     }
@@ -173,14 +189,64 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 impl Keeper<'_> {
+    /// Takes over the daemon that runs, if there is one, and starts others from then on.
+    fn run(&mut self) -> Result<ExitCode> {
+        loop {
+            match self.find()? {
+                Found::Daemon(process) => {
+                    if let Some(code) = self.adopt(process)? {
+                        return Ok(code);
+                    }
+                }
+                Found::Nothing(lock) => {
+                    self.listen(lock)?;
+                    return self.keep();
+                }
+                Found::Ending => return Ok(ExitCode::SUCCESS),
+            }
+        }
+    }
+
+    /// Looks for a daemon; one that begins or ends is waited for.
+    fn find(&self) -> Result<Found> {
+        let until = SystemHost.now().after(OTHER_BEGINS);
+        loop {
+            let named = Process::load(&self.cluster.pid_file(self.node));
+            if let Some(process) = named.and_then(|daemon| daemon.descriptor()) {
+                return Ok(Found::Daemon(process));
+            }
+            if let Some(lock) = DaemonLock::take(self.cluster, self.node)? {
+                return Ok(Found::Nothing(lock));
+            }
+            if SystemHost.now() >= until {
+                let holder = daemon_lock::holders(self.cluster, self.node).into_iter().next();
+                let process = holder.map_or(0, |process| process.pid());
+                return Err(Error::new(format!(
+                    "a daemon of an earlier keeper (process {process}) neither serves nor ends: hearth down --hard ends it"
+                )));
+            }
+            if self.told_to_end_within(LOOK) {
+                return Ok(Found::Ending);
+            }
+        }
+    }
+
     /// Makes the socket for the daemons to come.
-    fn listen(&mut self) -> Result<()> {
-        self.listener = Some(OwnedFd::from(listen(&self.node.socket)?.into_descriptor()));
+    fn listen(&mut self, lock: DaemonLock) -> Result<()> {
+        let listener = OwnedFd::from(listen(&self.node.socket)?.into_descriptor());
+        lock.bequeath()?;
+        self.socket = Some(Socket { listener, _lock: lock });
+        if !self.told {
+            // Files that earlier daemons left.
+            for path in [self.cluster.failure_file(self.node), self.cluster.pid_file(self.node)] {
+                let _ = fs::remove_file(path);
+            }
+        }
         Ok(())
     }
 
-    /// Takes over a daemon whose keeper died, and goes on with others when it ends.
-    fn adopt(&mut self, process: OwnedFd) -> Result<ExitCode> {
+    /// Takes over a daemon whose keeper died; gives the result if the keeper is to end, and nothing when the daemon ended.
+    fn adopt(&mut self, process: OwnedFd) -> Result<Option<ExitCode>> {
         let waited = process.try_clone();
         let waited = waited.map_err(|why| Error::new(format!("cannot hold the daemon: {why}")))?;
         let sender = self.sender.clone();
@@ -190,28 +256,27 @@ impl Keeper<'_> {
         })?;
         info!("took over the daemon that runs");
         say_ready()?;
+        self.told = true;
         match self.next() {
             Event::AdoptedEnded => {
                 self.restarts += 1;
                 warn!(restarts = self.restarts, "the daemon ended: starting it again");
-                self.listen()?;
-                self.keep(true)
+                Ok(None)
             }
-            _ => self.end(&Running { process }),
+            _ => self.end(&Running { process }).map(Some),
         }
     }
 
-    /// One daemon after the other, until it is told to end or no daemon gets as far as serving. `told`: the command that
-    /// started the keeper knows already that the node is up.
-    fn keep(&mut self, mut told: bool) -> Result<ExitCode> {
+    /// One daemon after the other, until it is told to end or no daemon gets as far as serving.
+    fn keep(&mut self) -> Result<ExitCode> {
         let mut failures = 0;
         loop {
             let running = self.start()?;
             match self.next() {
                 Event::Ready => {
-                    if !told {
+                    if !self.told {
                         say_ready()?;
-                        told = true;
+                        self.told = true;
                     }
                     self.keep_a_spare();
                     let since = SystemHost.now();
@@ -229,7 +294,7 @@ impl Keeper<'_> {
             }
             // The first daemon tells whether the node can be started at all; the command that started it gets the
             // reason if not.
-            if !told || failures == ATTEMPTS {
+            if !self.told || failures == ATTEMPTS {
                 error!(failures, "the daemon does not get as far as serving, or not for long: given up");
                 return Ok(ExitCode::FAILURE);
             }
@@ -245,7 +310,8 @@ impl Keeper<'_> {
 
     /// Starts a daemon, and the threads that tell of it.
     fn start(&mut self) -> Result<Running> {
-        let socket = self.listener.as_ref().expect("the keeper listens before it starts a daemon");
+        let socket = self.socket.as_ref().expect("the keeper listens before it starts a daemon");
+        let socket = &socket.listener;
         let mut child = match self.spare.take().and_then(|spare| spare.begin(socket.as_fd())) {
             Some(child) => child,
             None => {

@@ -1,0 +1,176 @@
+//! Two starts of one node: there is one daemon at a time, and programs reach it, whichever process dies in the middle of a
+//! start.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+
+use harness::{Expect, Node, kill, limited, until};
+use std::fs;
+use std::path::PathBuf;
+
+/// A library with which a process that is to be a daemon waits, before its first step, for as long as a file is there.
+const WAITS: &str = r#"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+__attribute__((constructor)) static void wait_for_leave(int count, char **arguments) {
+    const char *held = getenv("HEARTH_TEST_HELD");
+    if (held && count > 1 && !strcmp(arguments[1], "daemon"))
+        for (int looks = 0; looks < 12000 && !access(held, F_OK); looks++) usleep(5000);
+}
+"#;
+
+/// A node whose daemons are held at their beginning for as long as [`Held::hold`] wants it.
+struct Held {
+    node: Node,
+    file: PathBuf,
+}
+
+impl Held {
+    fn begin() -> Self {
+        let node = Node::of_mib(64);
+        let path = |name: &str| format!("{}/{name}", node.dir());
+        let [source, library, file] = ["waits.c", "waits.so", "held"].map(path);
+        fs::write(&source, WAITS).unwrap();
+        limited(&["cc", "-shared", "-fPIC", "-o", &library], &[&source]).expect_success();
+        node.hearth(&["down"]).expect_success();
+        let variables = [format!("LD_PRELOAD={library}"), format!("HEARTH_TEST_HELD={file}")];
+        let program = ["env", &variables[0], &variables[1], env!("CARGO_BIN_EXE_hearth"), "start"];
+        limited(&program, &["--dir", node.dir()]).expect_success();
+        Self { node, file: file.into() }
+    }
+
+    fn hold(&self) {
+        fs::write(&self.file, "").unwrap();
+    }
+
+    fn let_go(&self) {
+        fs::remove_file(&self.file).unwrap();
+    }
+
+    fn process(&self, name: &str) -> i32 {
+        let text = fs::read_to_string(self.node.dir.path().join("node-1").join(name)).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Kills the daemon, and the keeper once another daemon is held; returns that one.
+    fn orphan(&self) -> i32 {
+        self.hold();
+        let keeper = self.process("keeper.pid");
+        kill(self.process("serve.pid"));
+        let mut begun = None;
+        until("another daemon begins", || {
+            begun = daemons_of(keeper).pop();
+            begun.is_some()
+        });
+        kill(keeper);
+        begun.unwrap()
+    }
+
+    /// A program reaches the daemon, and the node is as it should be.
+    fn serves(&self) {
+        assert_eq!(self.node.sh("echo more >> $T/log && tail -n 1 $T/log").expect_success(), "more\n");
+        self.node.hearth(&["down"]).expect_success();
+        self.node.check();
+    }
+}
+
+/// The processes that run as daemons and were started by another one.
+fn daemons_of(parent: i32) -> Vec<i32> {
+    let pids =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_one = |pid: &i32| {
+        let stat = of_process(*pid, "stat");
+        let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+        let mut fields = rest.split(' ');
+        fields.next() != Some("Z")
+            && fields.next() == Some(&parent.to_string())
+            && of_process(*pid, "cmdline").split('\0').nth(1) == Some("daemon")
+    };
+    pids.filter(is_one).collect()
+}
+
+/// A file of a process in /proc, which may be gone.
+fn of_process(pid: i32, name: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default()
+}
+
+fn lives(pid: i32) -> bool {
+    of_process(pid, "stat").rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_takes_nothing_from_the_first() {
+    let node = Node::of_mib(64);
+    let daemon = node.daemon();
+    for _ in 0..2 {
+        let refused = node.hearth(&["daemon", "--node", "1"]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success(), "{said}");
+        assert!(said.contains(&format!("node 1 has a daemon already (process {daemon})")), "{said}");
+        assert_eq!(node.sh("echo kept > $T/file && cat $T/file").expect_success(), "kept\n");
+    }
+    assert_eq!(node.daemon(), daemon);
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+#[test]
+fn a_daemon_that_begins_as_its_keeper_dies_is_taken_over() {
+    let held = Held::begin();
+    let daemon = held.orphan();
+    std::thread::scope(|scope| {
+        let started = scope.spawn(|| held.node.hearth(&["start"]));
+        until("the next keeper is there", || lives(held.process("keeper.pid")));
+        held.let_go();
+        started.join().unwrap().expect_success();
+    });
+    assert_eq!(held.node.daemon(), daemon, "the one that began");
+    held.serves();
+}
+
+#[test]
+fn a_hard_end_reaches_a_daemon_that_begins() {
+    for orderly in [false, true] {
+        let held = Held::begin();
+        let daemon = held.orphan();
+        let down: &[&str] = if orderly { &["down"] } else { &["down", "--hard"] };
+        held.node.hearth(down).expect_success();
+        assert!(!lives(daemon), "{down:?}");
+        held.let_go();
+        held.node.hearth(&["start"]).expect_success();
+        held.serves();
+    }
+}
+
+/// A library that is loaded to look for devices would otherwise end the process in its own way, which may hang.
+#[test]
+fn a_process_that_loads_libraries_leaves_the_signal_to_end_to_the_kernel() {
+    let node = Node::of_nodes(2);
+    let keeper = fs::read_to_string(node.dir.path().join("node-2/keeper.pid")).unwrap();
+    let keeper = keeper.split(' ').next().unwrap().parse().unwrap();
+    let mut spares = Vec::new();
+    until("there is a spare", || {
+        spares = daemons_of(keeper);
+        spares.retain(|pid| of_process(*pid, "cmdline").contains("--spare"));
+        !spares.is_empty()
+    });
+    let spare = spares[0];
+    let catches = |signal: u32| {
+        let status = of_process(spare, "status");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << (signal - 1) != 0
+    };
+    let read = || of_process(spare, "io").lines().next().unwrap().to_owned();
+    // It reads the files of the libraries, and waits then.
+    let (mut before, mut same) = (String::new(), 0);
+    until("it has loaded them", || {
+        assert!(!catches(15), "it handles SIGTERM");
+        let now = read();
+        same = if now == before { same + 1 } else { 0 };
+        before = now;
+        same == 25
+    });
+}
