@@ -22,13 +22,13 @@ __attribute__((constructor)) static void wait_for_leave(int count, char **argume
 }
 "#;
 
-/// A node whose daemons are held at their beginning for as long as [`Held::hold`] wants it.
-struct Held {
+/// A node whose daemons are held at their beginning for as long as [`HeldNode::hold`] wants it.
+struct HeldNode {
     node: Node,
     file: PathBuf,
 }
 
-impl Held {
+impl HeldNode {
     fn begin() -> Self {
         let node = Node::of_mib(64);
         let path = |name: &str| format!("{}/{name}", node.dir());
@@ -119,7 +119,7 @@ fn a_second_daemon_is_refused_and_takes_nothing_from_the_first() {
 
 #[test]
 fn a_daemon_that_begins_as_its_keeper_dies_is_taken_over() {
-    let held = Held::begin();
+    let held = HeldNode::begin();
     let daemon = held.orphan();
     std::thread::scope(|scope| {
         let started = scope.spawn(|| held.node.hearth(&["start"]));
@@ -134,7 +134,7 @@ fn a_daemon_that_begins_as_its_keeper_dies_is_taken_over() {
 #[test]
 fn a_hard_end_reaches_a_daemon_that_begins() {
     for orderly in [false, true] {
-        let held = Held::begin();
+        let held = HeldNode::begin();
         let daemon = held.orphan();
         let down: &[&str] = if orderly { &["down"] } else { &["down", "--hard"] };
         held.node.hearth(down).expect_success();

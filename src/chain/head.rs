@@ -6,7 +6,7 @@
 use super::daemon::Begun;
 use super::links::Links;
 use super::member::LOOK;
-use super::told::CopyTold;
+use super::told::{CopyTold, SendingTold};
 use crate::commands::daemon::{pool_files, spawn, watch_pool};
 use crate::error::Result;
 use crate::presence::Presence;
@@ -114,7 +114,18 @@ impl Head {
             PeerStep::Nothing => {}
             PeerStep::Add => self.begin_to_add(turn, node),
             PeerStep::SaySync => ask(Change::SetSync { path, version, by, node, in_sync: true }),
-            PeerStep::SayLost => ask(Change::SetSync { path, version, by, node, in_sync: false }),
+            PeerStep::SayLost => {
+                let copies = self.daemon.copies();
+                if let Some(copy) = copies.iter().find(|copy| copy.node == node) {
+                    let (connected, behind_bytes) = (copy.connected, copy.behind_bytes);
+                    let stalled_ms = copy.stalled.map(|time| time.as_millis() as u64);
+                    info!(
+                        node = node.get(),
+                        connected, behind_bytes, stalled_ms, "is not waited for any more"
+                    );
+                }
+                ask(Change::SetSync { path, version, by, node, in_sync: false });
+            }
             PeerStep::AskAnew => ask(Change::SetManager { path, version, by, to: by.node }),
             PeerStep::Forget => {
                 info!(node = node.get(), version = version.get(), "is no copy any more");
@@ -160,6 +171,7 @@ impl Head {
     /// The other nodes as this one sees them.
     pub fn told(&self, own: NodeId, view: &View, subtree: &Subtree) -> Vec<CopyTold> {
         let copies = self.daemon.copies();
+        let sent = self.daemon.tree_sent();
         let peers = self.peers.lock();
         let others = subtree.chain.iter().filter(|replica| replica.node != own);
         let told = others.map(|replica| {
@@ -172,6 +184,9 @@ impl Head {
                 behind_bytes: copy.map_or(0, |copy| copy.behind_bytes),
                 stalled_ms: copy.and_then(|copy| copy.stalled).map(|time| time.as_millis() as u64),
                 problem: peers.problem(replica.node),
+                sending: sent
+                    .filter(|sent| sent.node == replica.node)
+                    .map(|sent| SendingTold { sent_bytes: sent.sent_bytes, bytes: sent.bytes }),
             }
         });
         told.collect()

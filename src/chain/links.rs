@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use cluster::View;
 use format::wire::RefusalReason;
 use format::{Epoch, NodeId};
-use ipc::{Host, SystemHost, Time, Word};
+use ipc::{Host, Lock, SystemHost, Time, Word};
 use sharedfs::Standby;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,7 +21,11 @@ pub struct Links {
     endpoint: Endpoint,
     /// Where others reach it.
     pub address: String,
+    follow_end: FollowEnd,
 }
+
+/// Why the standby stopped following a head the last time, if that was an error.
+type FollowEnd = Arc<Lock<Option<String>>>;
 
 impl Links {
     /// Listens at an address of this machine, at a free port, and lets the standby follow each head that connects.
@@ -32,8 +36,15 @@ impl Links {
         let (endpoint, listener) = listen(address, secret, node)?;
         let address = listener.address();
         let standby = standby.clone();
-        spawn("links", move || accept(&listener, &standby))?;
-        Ok(Self { endpoint, address })
+        let follow_end = FollowEnd::new(Lock::new(Arc::new(SystemHost), None));
+        let told = follow_end.clone();
+        spawn("links", move || accept(&listener, &standby, &told))?;
+        Ok(Self { endpoint, address, follow_end })
+    }
+
+    /// Why the standby stopped following a head the last time, if that was an error.
+    pub fn follow_end(&self) -> Option<String> {
+        self.follow_end.lock().clone()
     }
 
     /// Refuses an address at which no node could be reached.
@@ -106,15 +117,18 @@ fn is_passing(reason: RefusalReason) -> bool {
 }
 
 /// Each connection is followed on a thread of its own, until it ends or a later one comes.
-fn accept(listener: &Listener, standby: &Standby) {
+fn accept(listener: &Listener, standby: &Standby, follow_end: &FollowEnd) {
     loop {
         match listener.accept(None) {
             Ok(connection) => {
-                let standby = standby.clone();
+                let (standby, told) = (standby.clone(), follow_end.clone());
                 let follow = move || {
                     let head = connection.node();
-                    let ended = standby.follow(&connection);
-                    info!(node = head.get(), why = ended.err().map(|why| why.to_string()), "followed");
+                    let why = standby.follow(&connection).err().map(|why| why.to_string());
+                    // The head tries again and again.
+                    if std::mem::replace(&mut *told.lock(), why.clone()) != why || why.is_none() {
+                        info!(node = head.get(), why, "followed");
+                    }
                 };
                 if let Err(why) = spawn("follow", follow) {
                     warn!(%why, "a connection of another node is not followed");

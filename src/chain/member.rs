@@ -509,6 +509,7 @@ impl Member {
         let state = self.begun.standby.state();
         (chain.ledger, chain.executed) = (state.ledger.get(), state.executed.get());
         chain.follows = state.head.map(NodeId::get);
+        chain.follow_end = self.links.follow_end();
         if let Some(view) = membership.and_then(|membership| membership.view()) {
             self.tell_view(&mut chain, head.as_deref(), &view);
         }

@@ -34,6 +34,18 @@ pub struct CopyTold {
     pub stalled_ms: Option<u64>,
     /// Why it does not become a copy.
     pub problem: Option<String>,
+    /// How far the tree is, while it is sent to it.
+    #[serde(default)]
+    pub sending: Option<SendingTold>,
+}
+
+/// How much of the tree was sent to a node that joins. Each round counts what it sends itself.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SendingTold {
+    /// About so many bytes were sent.
+    pub sent_bytes: u64,
+    /// About so many there are to send.
+    pub bytes: u64,
 }
 
 /// The last time that a node began to lead.
@@ -77,6 +89,9 @@ pub struct ChainStatus {
     pub take_over: Option<TakeOver>,
     /// The event for which the node waits.
     pub waits: Option<String>,
+    /// Why it stopped following a head the last time.
+    #[serde(default)]
+    pub follow_end: Option<String>,
     /// The node to which it is about to give the lead (`hearth move`).
     pub moving_to: Option<u32>,
     /// Until when it is a member for certain, on CLOCK_BOOTTIME of its machine, in nanoseconds. If it leads, no other node does
@@ -101,7 +116,9 @@ impl ChainStatus {
             Role::Beginning => vec![format!("it is to lead, and does not yet{waits}")],
             Role::Follows if self.leader.is_none() => vec![format!("no node leads{waits}")],
             Role::Follows if !self.in_sync.contains(&node) => {
-                vec!["it does not hold all that was acknowledged: it cannot take over".to_owned()]
+                let end = self.follow_end.as_ref().map(|why| format!("; it followed last until: {why}"));
+                let end = end.unwrap_or_default();
+                vec![format!("it does not hold all that was acknowledged: it cannot take over{end}")]
             }
             Role::Follows => Vec::new(),
             Role::Leads => {
@@ -146,9 +163,16 @@ impl ChainStatus {
 
 impl CopyTold {
     /// Why it is not in sync, as the end of a sentence.
-    pub fn lack(&self) -> &str {
-        let is_there = if self.member { "it is being brought up" } else { "it is down" };
-        self.problem.as_deref().unwrap_or(is_there)
+    pub fn lack(&self) -> String {
+        match (self.sending, &self.problem) {
+            (Some(SendingTold { sent_bytes, bytes }), _) => {
+                let (sent, all) = (sent_bytes >> 20, bytes.max(sent_bytes) >> 20);
+                format!("it is being brought up, and has {sent} of about {all} MiB")
+            }
+            _ if !self.member => "it is not up".to_owned(),
+            (None, Some(problem)) => problem.clone(),
+            (None, None) => "it is being brought up".to_owned(),
+        }
     }
 
     fn fault(&self) -> Option<String> {
@@ -159,8 +183,48 @@ impl CopyTold {
             (true, false, _) => {
                 Some(format!("node {node} has no connection, and an fsync waits for it{why}"))
             }
-            (false, _, true) => Some(format!("node {node} is no copy{why}")),
-            (false, _, false) => Some(format!("node {node} is no copy: it is not up")),
+            (false, ..) => Some(format!("node {node} is no copy: {}", self.lack())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_is_none_has_a_reason() {
+        let problem = Some("closed by the peer".to_owned());
+        let copy = CopyTold { node: 2, member: true, ..CopyTold::default() };
+        let sending = Some(SendingTold { sent_bytes: 312 << 20, bytes: 2048 << 20 });
+        for (copy, lack) in [
+            (CopyTold { sending, ..copy.clone() }, "it is being brought up, and has 312 of about 2048 MiB"),
+            (
+                CopyTold { sending, problem: problem.clone(), ..copy.clone() },
+                "it is being brought up, and has 312 of about 2048 MiB",
+            ),
+            (copy.clone(), "it is being brought up"),
+            (CopyTold { problem: problem.clone(), ..copy.clone() }, "closed by the peer"),
+            (CopyTold { member: false, problem, ..copy }, "it is not up"),
+        ] {
+            assert_eq!(copy.lack(), lack);
+            assert_eq!(copy.fault(), Some(format!("node 2 is no copy: {lack}")));
+        }
+    }
+
+    #[test]
+    fn a_copy_says_itself_why_it_does_not_follow() {
+        let told = ChainStatus {
+            role: Role::Follows,
+            leader: Some(1),
+            in_sync: vec![1],
+            follow_end: Some("no space is left in the medium".to_owned()),
+            ..ChainStatus::default()
+        };
+        let said = told.problems(2).join("; ");
+        assert!(
+            said.ends_with("it cannot take over; it followed last until: no space is left in the medium")
+        );
+        assert_eq!(ChainStatus { in_sync: vec![1, 2], ..told }.problems(2), Vec::<String>::new());
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::chain::comparison::{Differs, TreeDifference, TreesCompared};
 use crate::chain::orders::order_comparison;
+use crate::chain::told::CopyTold;
 use crate::chain::waiting::Parts;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
@@ -36,7 +37,7 @@ pub(super) fn run(dir: Option<&Path>, against: u32, is_json: bool) -> Result<Exi
     }
     if !told.in_sync.contains(&against) {
         let copy = told.copies.iter().find(|copy| copy.node == against);
-        let lack = copy.map_or("it is no copy", |copy| copy.lack());
+        let lack = copy.map_or_else(|| "it is no copy".to_owned(), CopyTold::lack);
         return Err(Error::new(format!("node {against} is not in sync: {lack}")));
     }
     let progress = Progress::new();

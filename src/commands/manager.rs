@@ -5,7 +5,7 @@
 use super::Where;
 use super::cluster::told;
 use crate::chain;
-use crate::cluster::SOCKET_PATH_BYTES_MAX;
+use crate::cluster::{Cluster, SOCKET_PATH_BYTES_MAX};
 use crate::error::{Error, Result};
 use crate::key;
 use crate::say;
@@ -82,7 +82,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let had_key = key.exists();
     let listener = arguments.listen.as_deref().map(|at| listen(at, &key)).transpose()?;
     let address = listener.as_ref().map(Listener::address);
-    if is_new && had_key {
+    if is_new && had_key && !is_first(&dir) {
         warn!(key = %key.display(), "a new cluster begins: there is a key, and no log of a manager in {}", folder.display());
     }
     let manager = Embedded::start(Arc::new(SystemHost), &folder, rules, Limits::default(), listener)
@@ -115,6 +115,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
         ))),
         _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Whether the cluster in a folder never had several nodes: `hearth up` makes the key first, and then the manager.
+fn is_first(dir: &Path) -> bool {
+    let has_pool = |cluster: &Cluster| {
+        cluster.settings.nodes.iter().skip(1).any(|node| cluster.pool_made_file(node).exists())
+    };
+    Cluster::open(dir).is_ok_and(|cluster| !has_pool(&cluster))
 }
 
 /// Tells what is changed after a change, until the manager ends.

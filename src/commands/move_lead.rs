@@ -4,7 +4,7 @@ use super::Move;
 use super::mount::{UnmountResult, show_if_wanted, take_away};
 use super::run::ENVIRONMENT_STANDBY;
 use crate::chain::orders::{MoveOrder, order_move};
-use crate::chain::told::{ChainStatus, Role};
+use crate::chain::told::{ChainStatus, CopyTold, Role};
 use crate::chain::waiting::{Parts, until_leads};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
@@ -114,7 +114,8 @@ fn cannot_lead(told: &ChainStatus, to: u32) -> Option<String> {
     if told.in_sync.contains(&to) {
         return None;
     }
-    let lack = told.copies.iter().find(|copy| copy.node == to).map_or("it is no copy", |copy| copy.lack());
+    let copy = told.copies.iter().find(|copy| copy.node == to);
+    let lack = copy.map_or_else(|| "it is no copy".to_owned(), CopyTold::lack);
     Some(format!("node {to} is not in sync: {lack}"))
 }
 

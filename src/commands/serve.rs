@@ -115,7 +115,7 @@ struct Socket {
     _lock: DaemonLock,
 }
 
-/// What a keeper begins with.
+/// The daemon of a node, as a keeper that begins finds it.
 enum Found {
     /// A daemon that serves.
     Daemon(OwnedFd),

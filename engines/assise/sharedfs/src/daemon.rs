@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::copies::CopyState;
 use crate::error::Error;
 use crate::generations::Generations;
+use crate::import::TreeSent;
 use crate::imported::make_files_anew;
 use crate::leases::TerminationReason;
 use crate::ledger::{LEDGER_BEGINNING, Ledger};
@@ -230,6 +231,7 @@ impl Daemon {
             syncing: Lock::new(host.clone(), ()),
             copies: taken.copies,
             importing: Lock::new(host.clone(), Default::default()),
+            tree_sent: Lock::new(host.clone(), None),
             kept_calls: Lock::new(host.clone(), Vec::new()),
             pace: Pace::new(&host),
             medium: medium.clone(),
@@ -356,6 +358,11 @@ impl Daemon {
     /// The state of each copy.
     pub fn copies(&self) -> Vec<CopyState> {
         self.core.copy_states()
+    }
+
+    /// How far the tree is on its way to a member that joins.
+    pub fn tree_sent(&self) -> Option<TreeSent> {
+        *self.core.tree_sent.lock()
     }
 
     /// Feeds the copies once, as the threads in the background do.

@@ -22,7 +22,7 @@ use crate::state::{Core, State};
 use area::{KeyRange, Snapshot};
 use format::mirror::{LogEnds, MirrorRange};
 use format::node::{ItemKind, Key};
-use format::{NodeId, Sequence};
+use format::{BLOCK_BYTES, NodeId, Sequence};
 use ipc::host::Time;
 use mirror::{CopyEnds, TreeSender};
 use std::sync::Arc;
@@ -44,6 +44,17 @@ const ITEMS_AT_ONCE: usize = 256;
 
 /// Blocks of data behind one message of items.
 const BLOCKS_AT_ONCE: usize = 256;
+
+/// How far the tree is on its way to a member that joins, for status reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeSent {
+    /// The member.
+    pub node: NodeId,
+    /// About how many bytes were sent.
+    pub sent_bytes: u64,
+    /// About how many bytes there are to send, as far as that is known: each round counts what it sends itself.
+    pub bytes: u64,
+}
 
 /// One tree on its way to one member.
 struct Exporter<'a> {
@@ -123,7 +134,7 @@ impl Exporter<'_> {
             let Some((last, _)) = items.last() else { return Ok(()) };
             after = Some(*last);
             self.send_items(pinned, &items)?;
-            self.core.pace.note_sent(items.len() as u64, 0, &mut self.items);
+            self.note_sent(items.len() as u64, 0);
         }
     }
 
@@ -173,8 +184,21 @@ impl Exporter<'_> {
         }
         let until = self.until();
         self.sender.send_blocks(until).map_err(|error| self.of_copy(error))?;
-        self.core.pace.note_sent(0, sent, &mut self.items);
+        self.note_sent(0, sent);
         Ok(())
+    }
+
+    /// So much is to be sent in a round, in blocks.
+    fn note_total(&self, total: u64) {
+        let bytes = total * BLOCK_BYTES as u64;
+        *self.core.tree_sent.lock() = Some(TreeSent { node: self.node, sent_bytes: 0, bytes });
+    }
+
+    fn note_sent(&mut self, items: u64, blocks: u64) {
+        let sent = self.core.pace.note_sent(items, blocks, &mut self.items);
+        if let Some(told) = self.core.tree_sent.lock().as_mut() {
+            told.sent_bytes += sent * BLOCK_BYTES as u64;
+        }
     }
 
     fn end_round(&mut self, pinned: &Pinned, whole: bool) -> Result<(), Error> {
@@ -197,6 +221,7 @@ impl Core {
         // The attempt before failed: the member's tree may be damaged, or differ by more.
         let since = since.filter(|_| !needs_whole.remove(&node));
         let imported = self.import_since(connection, since);
+        *self.tree_sent.lock() = None;
         if imported.is_err() && since.is_some() {
             needs_whole.insert(node);
         }
@@ -255,6 +280,7 @@ impl Core {
             };
             let total = exporter.total(&pinned, &ranges)?;
             self.pace.begin(&usage, taken, least, total);
+            exporter.note_total(total);
             exporter.send(&pinned, &ranges)?;
             exporter.end_round(&pinned, false)?;
             let synced = exporter.sender.hear_synced(number, exporter.until());

@@ -71,6 +71,7 @@ pub use copies::CopyState;
 pub use daemon::{Attached, Daemon, Format, format_of, format_pool, is_pool};
 pub use damage::check;
 pub use error::Error;
+pub use import::TreeSent;
 pub use mirror::logs::{RING_START, log_file};
 pub use programs::Program;
 pub use repair::Repaired;

@@ -113,8 +113,8 @@ impl Pace {
         );
     }
 
-    /// So much more was sent.
-    pub fn note_sent(&self, items: u64, blocks: u64, left: &mut u64) {
+    /// So much more was sent; gives it in blocks. `left`: items that are not counted yet.
+    pub fn note_sent(&self, items: u64, blocks: u64, left: &mut u64) -> u64 {
         *left += items;
         let sent = blocks + *left / ITEMS_PER_BLOCK;
         *left %= ITEMS_PER_BLOCK;
@@ -122,6 +122,7 @@ impl Pace {
             (round.sent, round.moved_at) = (round.sent + sent, self.host.now());
         }
         self.announce();
+        sent
     }
 
     /// Ends the round; returns the space that digests took meanwhile.

@@ -11,6 +11,7 @@ use crate::counted_copies::Copies;
 use crate::detached::DetachedSessions;
 use crate::error::Error;
 use crate::generations::Generations;
+use crate::import::TreeSent;
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
 use crate::pace::Pace;
@@ -168,6 +169,8 @@ pub(crate) struct Core {
     pub kept_calls: Lock<Vec<ParkedCall>>,
     /// The pace of writers meanwhile.
     pub pace: Pace,
+    /// How far that is, for status reports.
+    pub tree_sent: Lock<Option<TreeSent>>,
     /// Signalled when a lock was granted.
     pub bell: Arc<Bell>,
     /// Grows whenever a request for leases may have been answered or a session ended.

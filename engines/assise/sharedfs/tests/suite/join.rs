@@ -177,6 +177,10 @@ fn a_new_member_joins_a_head_that_goes_on() {
     let (weak, count) = (Rc::downgrade(&pair), changed.clone());
     let act = move || {
         let pair = weak.upgrade().unwrap();
+        let sent = pair.daemon.tree_sent().unwrap();
+        assert_eq!(sent.node, NodeId::new(COPY));
+        assert!(0 < sent.sent_bytes && sent.sent_bytes < sent.bytes, "{sent:?}");
+        assert!((3_600_000..4_500_000).contains(&sent.bytes), "{sent:?}");
         fill(&pair, 20..28, 100_000);
         let mut one = Client::attach_as(&pair.daemon, user(0), 7);
         let file = one.walk("file-3").unwrap().inode;
@@ -190,9 +194,10 @@ fn a_new_member_joins_a_head_that_goes_on() {
         pair.daemon.tidy();
         count.set(count.get() + 1);
     };
-    pair.follows.borrow_mut().meanwhile = Some((30, Box::new(act)));
+    pair.follows.borrow_mut().meanwhile = Some((150, Box::new(act)));
     pair.daemon.add_copy(connection).unwrap();
     assert_eq!(changed.get(), 1, "the head changed while its tree was sent");
+    assert_eq!(pair.daemon.tree_sent(), None);
     pair.quiesce();
     assert_equal([&recorders[0], &recorders[1]]);
     let segments = |recorder: &Recorder| {
