@@ -125,7 +125,17 @@ impl BlockAllocator {
 
     /// The block behind the last one in use.
     pub fn used_end(&self) -> Block {
-        Block::new(self.used_runs().last().map_or(0, |(block, count)| block.get() + count))
+        let mut end = self.blocks;
+        while end > 0 {
+            if end.is_multiple_of(8) && self.byte(end - 8) == 0 {
+                end -= 8;
+            } else if self.bit(end - 1) {
+                break;
+            } else {
+                end -= 1;
+            }
+        }
+        Block::new(end)
     }
 
     /// Allocates nothing from a block on until [`Self::provide`], since there is no space for it in the file yet.

@@ -114,8 +114,8 @@ struct Faults {
     fences: Countdown,
     syncs: Countdown,
     sync_errors: Countdown,
-    /// Bytes that the files together may have.
-    space: Option<u64>,
+    /// No file gets space.
+    full: bool,
     unreadable: Vec<(String, Range<u64>)>,
     /// Files that change after each read, and the ranges that were read.
     restless: Vec<(String, Vec<Range<u64>>)>,
@@ -250,9 +250,9 @@ impl Recorder {
         self.state().faults.sync_errors.meant = Some(call);
     }
 
-    /// Lets the files together have so many bytes at most: a larger one cannot be made.
-    pub fn limit_space(&self, bytes: u64) {
-        self.state().faults.space = Some(bytes);
+    /// While the medium is full no file can be made, and no part of one gets space.
+    pub fn set_full(&self, full: bool) {
+        self.state().faults.full = full;
     }
 
     /// Delays all matching calls from now on, each in its own thread, as a slow medium does. One hold at a time.
@@ -355,8 +355,7 @@ impl Recorder {
         if state.ids.contains_key(name) {
             return Err(MediaError::Exists);
         }
-        let used: u64 = state.ids.keys().filter_map(|name| state.live.bytes(name)).sum();
-        if state.faults.space.is_some_and(|space| used + bytes > space) {
+        if state.faults.full {
             return Err(MediaError::NoSpace);
         }
         let (file, shared) = (FileId(state.next_file), Arc::<str>::from(name));
@@ -439,6 +438,10 @@ pub(crate) struct RecordedFile {
 }
 
 impl RecordedFile {
+    pub fn reserve(&self) -> Result<(), MediaError> {
+        if self.recorder.state().faults.full { Err(MediaError::NoSpace) } else { Ok(()) }
+    }
+
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
         let range = self.range(offset, target.len());
         let is_of_this = |held: &HeldCall| matches!(held, HeldCall::Read(name) if **name == *self.name);

@@ -113,7 +113,8 @@ impl Region {
                 reserve(file.as_fd(), range)?;
                 filled.as_ref().map_or(Ok(()), |filled| filled.note_blocks(file))
             }
-            Backing::Mapped { .. } | Backing::Recorded(_) => Ok(()),
+            Backing::Mapped { .. } => Ok(()),
+            Backing::Recorded(file) => file.reserve(),
         }
     }
 

@@ -119,6 +119,7 @@ proptest! {
             }
             prop_assert_eq!(used(&map), model.used.clone());
             prop_assert_eq!(map.used(), model.used.len() as u32);
+            prop_assert_eq!(map.used_end().get(), model.used.last().map_or(0, |last| last + 1));
             prop_assert_eq!(map.allocatable(), blocks - (model.used.len() + model.waiting.len()) as u32);
         }
     }

@@ -4,10 +4,10 @@
 
 mod support;
 
-use area::{Area, Limits};
+use area::{Area, AreaError, Limits};
 use format::BLOCK_BYTES;
-use pmem::Medium;
 use pmem::recorded::Recorder;
+use pmem::{MediaError, Medium};
 use support::{Step, commit, file, findings, pool, write};
 
 fn roomy() -> Limits {
@@ -79,6 +79,47 @@ fn a_segment_gets_its_space_step_by_step() {
     fill(&mut area, &mut written, &mut sequence, 950);
     assert_eq!((area.usage().blocks_unmade, area.usage().blocks_free), (0, 50));
     findings(&medium).unwrap();
+}
+
+/// The pool has room and its medium has none: that is no fault of the program that wrote, and nothing is lost.
+#[test]
+fn a_step_that_gets_no_space_is_an_error_of_the_medium() {
+    const STEP: u64 = 128;
+    let recorder = Recorder::new();
+    let limits = Limits {
+        capacity_blocks: 1000,
+        segment_blocks: 1000,
+        step_blocks: STEP as u32,
+        reserve_blocks: 0,
+        ..Limits::default()
+    };
+    let mut area = pool(&recorder.medium(), 4000, limits);
+    commit(&mut area, &[file(2, 1, "first")], 1).unwrap();
+    let some = |from: u64, mark: u8| -> Vec<Step> {
+        (from..from + 50).map(|block| write(2, block * 4096, mark, 4096)).collect()
+    };
+    commit(&mut area, &some(0, 1), 100).unwrap();
+    assert!(area.usage().blocks_unmade > 0 && area.usage().blocks_free > 900);
+    recorder.set_full(true);
+    let mut from = 50;
+    let refused = loop {
+        match commit(&mut area, &some(from, 1), 100 + from) {
+            Ok(_) => from += 50,
+            Err(why) => break why,
+        }
+    };
+    assert!(matches!(refused, AreaError::Medium(MediaError::NoSpace)), "{refused:?}");
+    // What is committed is there, and so is the rest of the step.
+    drop(area);
+    findings(&recorder.medium()).unwrap();
+    let mut area = Area::open(&recorder.medium(), limits).unwrap();
+    assert!((50..=STEP + 64).contains(&from), "{from}");
+    commit(&mut area, &[write(2, 0, 7, 4096)], 5000).unwrap();
+    recorder.set_full(false);
+    for from in (from..900).step_by(50) {
+        commit(&mut area, &some(from, 1), 10_000 + from).unwrap();
+    }
+    findings(&recorder.medium()).unwrap();
 }
 
 /// A pool with few files takes little memory, and no batch waits long for the kernel.
