@@ -109,7 +109,7 @@ fn a_step_that_gets_no_space_is_an_error_of_the_medium() {
         }
     };
     assert!(matches!(refused, AreaError::Medium(MediaError::NoSpace)), "{refused:?}");
-    // What is committed is there, and so is the rest of the step.
+    // All that was committed is there, and so is the rest of the step.
     drop(area);
     findings(&recorder.medium()).unwrap();
     let mut area = Area::open(&recorder.medium(), limits).unwrap();
