@@ -23,6 +23,9 @@ const PART: u64 = 8;
 const PART_BYTES_MAX: u64 = 2 << 20;
 /// A log gets space for twice as many bytes as it has, and at most for so many more, so that the writer does not wait long.
 const LOG_STEP_MAX: u64 = 4 << 20;
+/// Bytes of a log whose memory is made ready for a session that begins: most programs write little or nothing, and a page that
+/// the machine has not used before takes microseconds.
+pub(crate) const FIRST_READY_BYTES: u64 = 64 << 10;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
 /// enough space for it.
 const SMALL_FRAME: u64 = 16;
@@ -361,11 +364,22 @@ impl Session {
 }
 
 /// The part of a log of so many bytes that is made ready next when the log is written up to `tail`, if it is time, and its memory
-/// before `ready` is. A piece is made ready when a record ends in the one before it.
+/// before `ready` is: as much again when half of that is used, and from a piece on the next piece when a record ends in the last
+/// one.
 #[inline]
 fn unready(ready: u64, tail: u64, log_bytes: u64) -> Option<Range<u64>> {
-    (ready < log_bytes && tail.saturating_add(READY_PIECE_BYTES) >= ready)
-        .then(|| ready..log_bytes.min((ready / READY_PIECE_BYTES + 1) * READY_PIECE_BYTES))
+    let ahead = (ready / 2).min(READY_PIECE_BYTES);
+    (ready < log_bytes && tail.saturating_add(ahead) >= ready)
+        .then(|| ready..log_bytes.min(ready_end(ready.max(tail))))
+}
+
+/// Where the memory that is made ready ends when that up to a position is ready or in use.
+fn ready_end(up_to: u64) -> u64 {
+    if up_to < READY_PIECE_BYTES {
+        (2 * up_to).next_power_of_two().min(READY_PIECE_BYTES)
+    } else {
+        (up_to / READY_PIECE_BYTES + 1) * READY_PIECE_BYTES
+    }
 }
 
 /// How long a writer pauses that should pause with less than `below` bytes free, if `free` of `bytes` are free in the
@@ -412,18 +426,22 @@ mod tests {
 
     #[test]
     fn each_piece_of_a_log_is_made_ready_once_and_before_it_is_written() {
-        let (log_bytes, mut ready, mut parts) = (9 << 20, 1 << 20, Vec::new());
+        let (log_bytes, mut ready, mut parts) = (9 << 20, FIRST_READY_BYTES, Vec::new());
         for tail in (4096..log_bytes).step_by(4160).chain((4096..log_bytes).step_by(4160)) {
             if let Some(part) = unready(ready, tail, log_bytes) {
                 assert_eq!(part.start, ready);
                 ready = part.end;
-                parts.push(part.end >> 20);
+                parts.push(part.end >> 10);
             }
             assert!(tail <= ready);
         }
-        assert_eq!(parts, [2, 4, 6, 8, 9]);
+        assert_eq!(parts, [128, 256, 512, 1024, 2048, 4096, 6144, 8192, 9216]);
         assert_eq!(unready(2 << 20, 1 << 20, 2 << 20), None);
         assert_eq!(unready(2 << 20, 1 << 20, 3 << 20), Some(2 << 20..3 << 20));
+        assert_eq!(unready(2 << 20, (1 << 20) - 1, 3 << 20), None);
+        // After a long record.
+        assert_eq!(unready(64 << 10, 300 << 10, 9 << 20), Some(64 << 10..1 << 20));
+        assert_eq!(unready(64 << 10, 5 << 20, 9 << 20), Some(64 << 10..6 << 20));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::outside::Outside;
 use crate::overlay::Pool;
 use crate::records::Header;
 use crate::releases::PendingRelease;
+use crate::room::FIRST_READY_BYTES;
 use crate::session::{Attachment, Link};
 use crate::words::{GrantedLease, SharedWords, open_places};
 use format::call::LEASE_READ;
@@ -29,7 +30,6 @@ use format::{BLOCK_BYTES, InodeNumber, SegmentId, Sequence};
 use ipc::Host;
 use ipc::sync::{LongWord, Ordering, fence};
 use ipc::words::{FenceBy, Seal};
-use pmem::region::READY_PIECE_BYTES;
 use pmem::ring::{AppendError, AppendRing, Appended};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
@@ -91,7 +91,7 @@ impl Session {
         let log_bytes = welcome.log_bytes.get().min(log.bytes());
         let log_bytes_max = welcome.log_bytes_max.get().min(limits.log_bytes_max).min(log.bytes());
         let log_bytes_max = log_bytes_max.max(log_bytes);
-        let ready = log_bytes.min(READY_PIECE_BYTES);
+        let ready = log_bytes.min(FIRST_READY_BYTES);
         log.make_part_ready(0..ready);
         let ring = empty_ring(log, &welcome, log_bytes)?;
         Ok(Self {
