@@ -56,11 +56,11 @@ prove-damage:
 	 --test damage --test model --test suite -- --skip crash --nocapture 2>&1 | scripts/sum-tests
 
 # 300 kills of programs, 300 of daemons under programs that go on, 100 of both; 100 more of daemons under each of what has
-# things open and locked; processes at the same files at once.
+# things open and locked; processes at the same files at once; nodes that several commands start, end and kill at once.
 prove-kill: build
 	@scripts/setup sqlite3
-	@HEARTH_KILLS=300 HEARTH_RESTARTS_EACH=100 HEARTH_TOGETHER=10 scripts/check tests \
-	 cargo test --release --locked -p hearth --test kill --test restart --test inherited --test together --no-fail-fast \
+	@HEARTH_KILLS=300 HEARTH_RESTARTS_EACH=100 HEARTH_TOGETHER=10 HEARTH_STARTS=100 scripts/check tests \
+	 cargo test --release --locked -p hearth --test kill --test restart --test inherited --test together --test start --no-fail-fast \
 	 -- --nocapture --test-threads=2 \
 	 2>&1 | scripts/sum-tests
 

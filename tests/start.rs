@@ -1,12 +1,17 @@
 //! Two starts of one node: there is one daemon at a time, and programs reach it, whichever process dies in the middle of a
-//! start.
+//! start. `HEARTH_STARTS` says how often nodes are started, ended and killed by several commands at once.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
 
 mod harness;
+#[path = "prefix/mod.rs"]
+#[allow(dead_code, reason = "its generator is used")]
+mod prefix;
 
 use harness::{Expect, Node, kill, limited, until};
+use prefix::Random;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::PathBuf;
 
@@ -77,10 +82,13 @@ impl HeldNode {
     }
 }
 
+fn processes() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").unwrap();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
 /// The processes that run as daemons and were started by another one.
 fn daemons_of(parent: i32) -> Vec<i32> {
-    let pids =
-        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_one = |pid: &i32| {
         let stat = of_process(*pid, "stat");
         let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
@@ -89,7 +97,17 @@ fn daemons_of(parent: i32) -> Vec<i32> {
             && fields.next() == Some(&parent.to_string())
             && of_process(*pid, "cmdline").split('\0').nth(1) == Some("daemon")
     };
-    pids.filter(is_one).collect()
+    processes().filter(is_one).collect()
+}
+
+/// The keepers, daemons and spares of a cluster.
+fn processes_of(dir: &str) -> Vec<i32> {
+    let is_one = |pid: &i32| {
+        let text = of_process(*pid, "cmdline");
+        let words: Vec<_> = text.split('\0').collect();
+        words.len() > 1 && ["serve", "daemon"].contains(&words[1]) && words.contains(&dir)
+    };
+    processes().filter(is_one).collect()
 }
 
 /// A file of a process in /proc, which may be gone.
@@ -142,6 +160,77 @@ fn a_hard_end_reaches_a_daemon_that_begins() {
         held.let_go();
         held.node.hearth(&["start"]).expect_success();
         held.serves();
+    }
+}
+
+/// One step of a process that starts, ends or kills parts of a cluster of two.
+fn meddle(node: &Node, random: &mut Random) {
+    let number = (1 + random.below(2)).to_string();
+    let send = |pid: i32, signal: Signal| {
+        // It may have ended.
+        let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, signal));
+    };
+    let all = processes_of(node.dir());
+    let any = (!all.is_empty()).then(|| all[random.below(all.len() as u64) as usize]);
+    match (random.below(6), any) {
+        (0 | 1, _) => drop(node.hearth(&["start", "--node", &number])),
+        (2, _) => drop(node.hearth(&["down", "--node", &number])),
+        (3, _) => drop(node.hearth(&["down", "--node", &number, "--hard"])),
+        (_, None) => {}
+        (4, Some(pid)) => send(pid, if random.below(3) == 0 { Signal::TERM } else { Signal::KILL }),
+        (_, Some(pid)) => {
+            send(pid, Signal::STOP);
+            node.hearth(&["status"]);
+            send(pid, Signal::CONT);
+        }
+    }
+}
+
+/// Commands and kills at once, at any moment of the others' work: after that the nodes are up, each has one daemon, and all that
+/// was synced is there.
+#[test]
+fn nodes_that_are_started_ended_and_killed_at_once_serve_afterwards() {
+    let rounds = std::env::var("HEARTH_STARTS").map_or(5, |text| text.parse().unwrap());
+    let node = Node::of_nodes_with(2, 1000, 600);
+    let mut random = Random(39);
+    let mut synced: Vec<String> = Vec::new();
+    for round in 0..rounds {
+        std::thread::scope(|scope| {
+            for _ in 0..1 + random.below(3) {
+                let (node, mut random) = (&node, Random(random.next()));
+                scope.spawn(move || (0..1 + random.below(4)).for_each(|_| meddle(node, &mut random)));
+            }
+        });
+        for number in ["1", "2"] {
+            until(&format!("node {number} is up in round {round}"), || {
+                node.hearth(&["start", "--node", number]).status.success()
+            });
+        }
+        synced.push(round.to_string());
+        let script = format!("echo {round} >> $HEARTH_TREE/log; sync $HEARTH_TREE/log; cat $HEARTH_TREE/log");
+        let mut found = Vec::new();
+        until(&format!("a program is served in round {round}"), || {
+            let run = node.hearth(&["run", "--", "sh", "-ec", &script]);
+            found = String::from_utf8_lossy(&run.stdout).lines().map(str::to_owned).collect();
+            run.status.success()
+        });
+        // One that was told of an error may have written all the same.
+        found.dedup();
+        assert_eq!(found, synced, "round {round}");
+        for number in ["1", "2"] {
+            let count = |word: &str| {
+                let is_one = |pid: &i32| {
+                    let text = of_process(*pid, "cmdline");
+                    let words: Vec<_> = text.split('\0').collect();
+                    words.len() > 1 && words[1] == word && words.contains(&number)
+                };
+                processes_of(node.dir()).into_iter().filter(is_one).count()
+            };
+            // The second daemon is a spare; one that a keeper took over has none.
+            until(&format!("node {number} has one daemon in round {round}"), || {
+                (1..=2).contains(&count("daemon")) && count("serve") == 1
+            });
+        }
     }
 }
 
