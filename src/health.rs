@@ -2,6 +2,7 @@
 //! Every question has an answer within [`PATIENCE`], also if the daemon does not answer.
 
 use crate::cluster::{Cluster, Node};
+use crate::daemon_lock;
 use crate::process::Process;
 use crate::say::quoted;
 use crate::status::{NodeStatus, Unanswered, ask};
@@ -20,7 +21,7 @@ pub enum NodeHealth {
     Answers(Box<NodeStatus>),
     /// Its daemon runs, and does not answer.
     Silent(Process),
-    /// Its keeper runs, and no daemon does: one is being started.
+    /// No daemon serves, and one is being started: its keeper runs, or it holds the node's lock.
     Starting {
         /// There was a daemon before.
         again: bool,
@@ -56,7 +57,9 @@ pub fn look(cluster: &Cluster, node: &Node) -> NodeHealth {
 
 fn without_daemon(cluster: &Cluster, node: &Node) -> NodeHealth {
     if Process::load(&cluster.keeper_pid_file(node)).is_none() {
-        return NodeHealth::Down;
+        // A daemon whose keeper died may not serve yet.
+        let begins = !daemon_lock::holders(cluster, node).is_empty();
+        return if begins { NodeHealth::Starting { again: false } } else { NodeHealth::Down };
     }
     // A keeper begins without them: a daemon that died leaves its pid file, one that failed the reason.
     let again = cluster.pid_file(node).exists() || cluster.failure_file(node).exists();

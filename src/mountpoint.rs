@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -49,8 +49,7 @@ pub fn caches_file(cluster: &Cluster, node: &Node) -> PathBuf {
 /// # Errors
 /// It cannot be made or locked.
 pub fn lock_caches(file: &Path) -> Result<File> {
-    // Other users must not hold it.
-    let made = File::options().create(true).write(true).truncate(false).mode(0o600).open(file);
+    let made = File::options().create(true).write(true).truncate(false).open(file);
     let lock = made.map_err(Error::at("open", file))?;
     flock(&lock, FlockOperation::LockExclusive).map_err(Error::at("lock", file))?;
     Ok(lock)

@@ -162,9 +162,9 @@ impl Process {
 /// How long a process that cannot end is waited for before that is told and again after it, and how often it is looked at.
 const HOPELESS: Duration = Duration::from_millis(1500);
 
-/// With this variable libinfinipath, which libfabric loads to look for devices and lets go of after that, handles no signals.
-/// Its handlers call `exit`, which waits for a lock of the very thread that it interrupts: a process that gets SIGTERM while
-/// it loads libfabric would hang.
+/// With this variable libinfinipath, to which libfabric is linked, handles no signals. Without it that library handles them while libfabric
+/// looks for devices, by `exit`, which waits for a lock of the very thread that it interrupts: a process that gets SIGTERM
+/// meanwhile would hang.
 const NO_HANDLERS: (&str, &str) = ("IPATH_NO_BACKTRACE", "1");
 
 /// A command that runs the program of this process, the same version of it also after another one was installed in its place.
@@ -205,13 +205,21 @@ pub fn with_mapping(path: &Path) -> Vec<Process> {
         .collect()
 }
 
-/// Every process of which this user may know that it has a file open.
-pub fn with_open(path: &Path) -> Vec<Process> {
-    let is_it = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target == path);
+/// Every process of which this user may know that it holds the lock (`flock`) of a file.
+pub fn with_lock(path: &Path) -> Vec<Process> {
     processes()
         .filter(|pid| {
-            let open = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
-            open.into_iter().flatten().flatten().map(|entry| entry.path()).any(is_it)
+            let own = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+            let open = fs::read_dir(own.join("fd")).into_iter().flatten().flatten();
+            let mut of_file =
+                open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == path));
+            of_file.any(|entry| {
+                let facts = fs::read_to_string(own.join("fdinfo").join(entry.file_name()));
+                facts
+                    .unwrap_or_default()
+                    .lines()
+                    .any(|line| line.starts_with("lock:") && line.contains("FLOCK"))
+            })
         })
         .filter_map(|pid| Some(Process { pid, started: started(pid)? }))
         .collect()
@@ -292,13 +300,17 @@ mod tests {
     }
 
     #[test]
-    fn an_open_file_is_found_with_its_process() {
+    fn a_lock_is_found_with_the_process_that_holds_it() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().canonicalize().unwrap().join("file");
         let open = fs::File::create(&file).unwrap();
-        assert_eq!(with_open(&file), [Process::this().unwrap()]);
+        assert!(with_lock(&file).is_empty(), "it is open, and not locked");
+        open.lock().unwrap();
+        let other = fs::File::open(&file).unwrap();
+        assert_eq!(with_lock(&file), [Process::this().unwrap()]);
         drop(open);
-        assert!(with_open(&file).is_empty());
+        assert!(with_lock(&file).is_empty());
+        drop(other);
     }
 
     #[test]

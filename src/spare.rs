@@ -2,8 +2,9 @@
 //!
 //! The libraries below libfabric sleep for a fifth of a second while they are loaded. A daemon that is started after its
 //! predecessor died would be silent for longer than a copy may be: it would leave the copies that count at each restart. So the
-//! keeper of a node of several keeps a spare. A spare waits on its standard input for the socket that programs attach to, puts
-//! the socket in the place of its standard input, and goes on as every daemon does. It ends when its keeper does.
+//! keeper of a node of several keeps a spare. A spare waits on its standard input for the socket that programs attach to and for
+//! the lock of the node's daemon, puts the socket in the place of its standard input, and goes on as every daemon does. It ends
+//! when its keeper does.
 
 use crate::chain::links;
 use crate::cluster::{Cluster, Node};
@@ -20,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use tracing::warn;
 
-/// The message that carries the socket.
+/// The message that carries the socket and the lock.
 const BEGIN: &[u8] = b"begin";
 
 /// A spare, for the process that started it.
@@ -45,10 +46,10 @@ impl Spare {
         Ok(Self { child, line })
     }
 
-    /// Lets it be the daemon behind a socket; none if it has died.
-    pub fn begin(mut self, socket: BorrowedFd<'_>) -> Option<Child> {
+    /// Lets it be the daemon behind a socket, with the lock of the node's daemon; none if it has died.
+    pub fn begin(mut self, socket: BorrowedFd<'_>, lock: BorrowedFd<'_>) -> Option<Child> {
         let is_there = matches!(self.child.try_wait(), Ok(None));
-        if is_there && let Err(why) = send(&self.line, socket) {
+        if is_there && let Err(why) = send(&self.line, [socket, lock]) {
             warn!(%why, "the spare daemon does not begin: another is started");
             let _ = self.child.kill();
         } else if is_there {
@@ -59,11 +60,10 @@ impl Spare {
     }
 }
 
-fn send(line: &UnixStream, socket: BorrowedFd<'_>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+fn send(line: &UnixStream, descriptors: [BorrowedFd<'_>; 2]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut passed = SendAncillaryBuffer::new(&mut space);
-    let sockets = [socket];
-    passed.push(SendAncillaryMessage::ScmRights(&sockets));
+    passed.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(line, &[IoSlice::new(BEGIN)], &mut passed, SendFlags::NOSIGNAL)?;
     Ok(())
 }
@@ -72,7 +72,7 @@ fn send(line: &UnixStream, socket: BorrowedFd<'_>) -> io::Result<()> {
 /// ended.
 ///
 /// # Errors
-/// The message did not carry a socket.
+/// The message did not carry a socket and a lock.
 pub fn wait(cluster: &Cluster, node: &Node) -> Result<bool> {
     if let Some(chain) = &cluster.settings.chain
         && let Err(why) = links::prepare(chain.address)
@@ -80,15 +80,17 @@ pub fn wait(cluster: &Cluster, node: &Node) -> Result<bool> {
         // It is said again, and to more, when the node needs it.
         warn!(%why, node = node.number, "cannot prepare");
     }
-    let Some(socket) = receive(std::io::stdin().as_fd())? else { return Ok(false) };
+    let Some([socket, lock]) = receive(std::io::stdin().as_fd())? else { return Ok(false) };
+    // For as long as this process lives.
+    std::mem::forget(lock);
     let put = rustix::stdio::dup2_stdin(socket);
     put.map_err(|why| Error::new(format!("cannot take the keeper's socket: {why}")))?;
     Ok(true)
 }
 
-fn receive(line: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+fn receive(line: BorrowedFd<'_>) -> Result<Option<[OwnedFd; 2]>> {
     let cannot = |why: &dyn std::fmt::Display| Error::new(format!("cannot hear the keeper: {why}"));
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut passed = RecvAncillaryBuffer::new(&mut space);
     let mut message = [0; BEGIN.len()];
     let received = loop {
@@ -100,13 +102,13 @@ fn receive(line: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     if received.bytes == 0 {
         return Ok(None);
     }
-    let mut sockets = passed.drain().flat_map(|part| match part {
-        RecvAncillaryMessage::ScmRights(sockets) => sockets.collect(),
+    let descriptors = passed.drain().flat_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
         _ => Vec::new(),
     });
-    match sockets.next() {
-        Some(socket) if message == BEGIN => Ok(Some(socket)),
-        _ => Err(cannot(&"it sent no socket")),
+    match <[OwnedFd; 2]>::try_from(descriptors.collect::<Vec<_>>()) {
+        Ok(both) if message == BEGIN => Ok(Some(both)),
+        _ => Err(cannot(&"it sent no socket and no lock")),
     }
 }
 
@@ -121,8 +123,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = UnixListener::bind(dir.path().join("socket")).unwrap();
         let (line, theirs) = UnixStream::pair().unwrap();
-        send(&line, socket.as_fd()).unwrap();
-        let passed = receive(theirs.as_fd()).unwrap().expect("a socket was sent");
+        let lock = std::fs::File::create(dir.path().join("lock")).unwrap();
+        send(&line, [socket.as_fd(), lock.as_fd()]).unwrap();
+        let [passed, _] = receive(theirs.as_fd()).unwrap().expect("a socket was sent");
         assert!(rustix::net::sockopt::socket_acceptconn(&passed).unwrap());
         drop(line);
         assert!(receive(theirs.as_fd()).unwrap().is_none());
@@ -142,6 +145,6 @@ mod tests {
         let mut spare = Spare::start(Command::new("false")).unwrap();
         let ended: ExitStatus = spare.child.wait().unwrap();
         assert!(!ended.success());
-        assert!(spare.begin(socket.as_fd()).is_none());
+        assert!(spare.begin(socket.as_fd(), socket.as_fd()).is_none());
     }
 }

@@ -13,7 +13,7 @@ use harness::{Expect, Node, kill, limited, until};
 use prefix::Random;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A library with which a process that is to be a daemon waits, before its first step, for as long as a file is there.
 const WAITS: &str = r#"
@@ -127,7 +127,10 @@ fn a_second_daemon_is_refused_and_takes_nothing_from_the_first() {
         let refused = node.hearth(&["daemon", "--node", "1"]);
         let said = String::from_utf8_lossy(&refused.stderr);
         assert!(!refused.status.success(), "{said}");
-        assert!(said.contains(&format!("node 1 has a daemon already (process {daemon})")), "{said}");
+        assert!(
+            said.contains(&format!("node 1 has a daemon or a keeper already (process {daemon})")),
+            "{said}"
+        );
         assert_eq!(node.sh("echo kept > $T/file && cat $T/file").expect_success(), "kept\n");
     }
     assert_eq!(node.daemon(), daemon);
@@ -218,20 +221,26 @@ fn nodes_that_are_started_ended_and_killed_at_once_serve_afterwards() {
         found.dedup();
         assert_eq!(found, synced, "round {round}");
         for number in ["1", "2"] {
-            let count = |word: &str| {
-                let is_one = |pid: &i32| {
+            let lock = fs::canonicalize(node.dir.path().join(format!("node-{number}/serve.lock"))).unwrap();
+            let count = |word: &str, is_one: &dyn Fn(&i32) -> bool| {
+                let runs_it = |pid: &i32| {
                     let text = of_process(*pid, "cmdline");
                     let words: Vec<_> = text.split('\0').collect();
                     words.len() > 1 && words[1] == word && words.contains(&number)
                 };
-                processes_of(node.dir()).into_iter().filter(is_one).count()
+                processes_of(node.dir()).into_iter().filter(runs_it).filter(is_one).count()
             };
-            // The second daemon is a spare; one that a keeper took over has none.
+            // A spare does not have it yet.
             until(&format!("node {number} has one daemon in round {round}"), || {
-                (1..=2).contains(&count("daemon")) && count("serve") == 1
+                count("daemon", &|pid| has_open(*pid, &lock)) == 1 && count("serve", &|_| true) == 1
             });
         }
     }
+}
+
+fn has_open(pid: i32, file: &Path) -> bool {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == file)
 }
 
 /// A library that is loaded to look for devices would otherwise end the process in its own way, which may hang.
@@ -247,6 +256,7 @@ fn a_process_that_loads_libraries_leaves_the_signal_to_end_to_the_kernel() {
         !spares.is_empty()
     });
     let spare = spares[0];
+    assert!(of_process(spare, "environ").split('\0').any(|variable| variable == "IPATH_NO_BACKTRACE=1"));
     let catches = |signal: u32| {
         let status = of_process(spare, "status");
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();

@@ -14,8 +14,8 @@ use super::settings::ChainSettings;
 use super::standby_listener::StandbyListener;
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
-    End, alone, answer_status, config, forward_signals, give_up_lost_pool, kept_listener,
-    listen_for_questions, make_new_pool, medium, note_failure, of_daemon, spawn,
+    End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen_for_questions,
+    make_new_pool, medium, note_failure, of_daemon, own_listener, spawn,
 };
 use crate::commands::manager::{folder, key_file};
 use crate::commands::up::say_ready;
@@ -51,7 +51,7 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     // First of all: its socket is where programs wait meanwhile.
     let (listener, kept) = match kept_listener()? {
         Some(listener) => (listener, true),
-        None => (alone(cluster, node)?, false),
+        None => (own_listener(cluster, node)?, false),
     };
     let begun = begin((cluster, node, chain), listener, sender);
     let member = Arc::new(begun.inspect_err(|why| note_failure(cluster, node, &why.to_string()))?);

@@ -105,28 +105,31 @@ impl Head {
     ) {
         let (path, version, by) = (Path::root(), turn.subtree.version, turn.party);
         let ask = |change: Change| {
-            if let Err(why) = propose(&change) {
+            let proposed = propose(&change);
+            if let Err(why) = &proposed {
                 // The next view, or the same one again, says what is to be done.
                 warn!(%why, node = node.get(), "the chain is not changed");
             }
+            proposed.is_ok()
         };
         match step {
             PeerStep::Nothing => {}
             PeerStep::Add => self.begin_to_add(turn, node),
-            PeerStep::SaySync => ask(Change::SetSync { path, version, by, node, in_sync: true }),
-            PeerStep::SayLost => {
-                let copies = self.daemon.copies();
-                if let Some(copy) = copies.iter().find(|copy| copy.node == node) {
-                    let (connected, behind_bytes) = (copy.connected, copy.behind_bytes);
-                    let stalled_ms = copy.stalled.map(|time| time.as_millis() as u64);
-                    info!(
-                        node = node.get(),
-                        connected, behind_bytes, stalled_ms, "is not waited for any more"
-                    );
-                }
-                ask(Change::SetSync { path, version, by, node, in_sync: false });
+            PeerStep::SaySync => {
+                ask(Change::SetSync { path, version, by, node, in_sync: true });
             }
-            PeerStep::AskAnew => ask(Change::SetManager { path, version, by, to: by.node }),
+            PeerStep::SayLost => {
+                let copy = self.daemon.copies().into_iter().find(|copy| copy.node == node);
+                let asked = ask(Change::SetSync { path, version, by, node, in_sync: false });
+                if let Some(copy) = copy.filter(|_| asked) {
+                    let (node, connected, behind_bytes) = (node.get(), copy.connected, copy.behind_bytes);
+                    let stalled_ms = copy.stalled.map(|time| time.as_millis() as u64);
+                    info!(node, connected, behind_bytes, stalled_ms, "asked the manager to give the copy up");
+                }
+            }
+            PeerStep::AskAnew => {
+                ask(Change::SetManager { path, version, by, to: by.node });
+            }
             PeerStep::Forget => {
                 info!(node = node.get(), version = version.get(), "is no copy any more");
                 self.daemon.remove_copy(node);

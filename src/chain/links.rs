@@ -24,7 +24,7 @@ pub struct Links {
     follow_end: FollowEnd,
 }
 
-/// Why the standby stopped following a head the last time, if that was an error.
+/// Why the standby stopped following a head, if it was its own doing.
 type FollowEnd = Arc<Lock<Option<String>>>;
 
 impl Links {
@@ -42,9 +42,14 @@ impl Links {
         Ok(Self { endpoint, address, follow_end })
     }
 
-    /// Why the standby stopped following a head the last time, if that was an error.
+    /// Why the standby stopped following a head, if it was its own doing.
     pub fn follow_end(&self) -> Option<String> {
         self.follow_end.lock().clone()
+    }
+
+    /// It is in sync: that reason is over.
+    pub fn forget_follow_end(&self) {
+        *self.follow_end.lock() = None;
     }
 
     /// Refuses an address at which no node could be reached.
@@ -116,6 +121,12 @@ fn is_passing(reason: RefusalReason) -> bool {
     matches!(reason, OldEpoch | NewEpoch | NotMember | Full | Late)
 }
 
+/// Whether a copy cannot follow because of itself: its medium fails or is full, or it cannot take the tree in.
+fn is_of_copy(why: &sharedfs::Error) -> bool {
+    use mirror::Error::{Import, Media};
+    matches!(why, sharedfs::Error::Copy(_, Media(_) | Import(_)))
+}
+
 /// Each connection is followed on a thread of its own, until it ends or a later one comes.
 fn accept(listener: &Listener, standby: &Standby, follow_end: &FollowEnd) {
     loop {
@@ -124,9 +135,11 @@ fn accept(listener: &Listener, standby: &Standby, follow_end: &FollowEnd) {
                 let (standby, told) = (standby.clone(), follow_end.clone());
                 let follow = move || {
                     let head = connection.node();
-                    let why = standby.follow(&connection).err().map(|why| why.to_string());
-                    // The head tries again and again.
-                    if std::mem::replace(&mut *told.lock(), why.clone()) != why || why.is_none() {
+                    let ended = standby.follow(&connection).err();
+                    let why = ended.as_ref().map(|why| why.to_string());
+                    let is_own = ended.is_some_and(|why| is_of_copy(&why));
+                    // The head tries again and again, and the reason is told once.
+                    if !is_own || std::mem::replace(&mut *told.lock(), why.clone()) != why {
                         info!(node = head.get(), why, "followed");
                     }
                 };

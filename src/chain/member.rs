@@ -291,6 +291,9 @@ impl Member {
                 )));
             }
         }
+        if subtree.in_sync().any(|node| node == self.id) {
+            self.links.forget_follow_end();
+        }
         if let Some(why) = self.begun.standby.failure() {
             self.leave_in_sync(party, subtree, &why);
         }

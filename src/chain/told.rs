@@ -89,7 +89,7 @@ pub struct ChainStatus {
     pub take_over: Option<TakeOver>,
     /// The event for which the node waits.
     pub waits: Option<String>,
-    /// Why it stopped following a head the last time.
+    /// Why it stopped following a head, if that was its own doing and it is not in sync since.
     #[serde(default)]
     pub follow_end: Option<String>,
     /// The node to which it is about to give the lead (`hearth move`).
@@ -116,7 +116,7 @@ impl ChainStatus {
             Role::Beginning => vec![format!("it is to lead, and does not yet{waits}")],
             Role::Follows if self.leader.is_none() => vec![format!("no node leads{waits}")],
             Role::Follows if !self.in_sync.contains(&node) => {
-                let end = self.follow_end.as_ref().map(|why| format!("; it followed last until: {why}"));
+                let end = self.follow_end.as_ref().map(|why| format!("; it stopped following: {why}"));
                 let end = end.unwrap_or_default();
                 vec![format!("it does not hold all that was acknowledged: it cannot take over{end}")]
             }
@@ -165,10 +165,11 @@ impl CopyTold {
     /// Why it is not in sync, as the end of a sentence.
     pub fn lack(&self) -> String {
         match (self.sending, &self.problem) {
-            (Some(SendingTold { sent_bytes, bytes }), _) => {
+            (Some(SendingTold { sent_bytes, bytes }), _) if bytes >= 1 << 20 => {
                 let (sent, all) = (sent_bytes >> 20, bytes.max(sent_bytes) >> 20);
-                format!("it is being brought up, and has {sent} of about {all} MiB")
+                format!("it is being brought up: {sent} of about {all} MiB are sent")
             }
+            (Some(_), _) => "it is being brought up".to_owned(),
             _ if !self.member => "it is not up".to_owned(),
             (None, Some(problem)) => problem.clone(),
             (None, None) => "it is being brought up".to_owned(),
@@ -197,12 +198,12 @@ mod tests {
         let problem = Some("closed by the peer".to_owned());
         let copy = CopyTold { node: 2, member: true, ..CopyTold::default() };
         let sending = Some(SendingTold { sent_bytes: 312 << 20, bytes: 2048 << 20 });
+        let little = Some(SendingTold { sent_bytes: 0, bytes: 8192 });
+        let part_is_sent = "it is being brought up: 312 of about 2048 MiB are sent";
         for (copy, lack) in [
-            (CopyTold { sending, ..copy.clone() }, "it is being brought up, and has 312 of about 2048 MiB"),
-            (
-                CopyTold { sending, problem: problem.clone(), ..copy.clone() },
-                "it is being brought up, and has 312 of about 2048 MiB",
-            ),
+            (CopyTold { sending, ..copy.clone() }, part_is_sent),
+            (CopyTold { sending, problem: problem.clone(), ..copy.clone() }, part_is_sent),
+            (CopyTold { sending: little, ..copy.clone() }, "it is being brought up"),
             (copy.clone(), "it is being brought up"),
             (CopyTold { problem: problem.clone(), ..copy.clone() }, "closed by the peer"),
             (CopyTold { member: false, problem, ..copy }, "it is not up"),
@@ -222,9 +223,7 @@ mod tests {
             ..ChainStatus::default()
         };
         let said = told.problems(2).join("; ");
-        assert!(
-            said.ends_with("it cannot take over; it followed last until: no space is left in the medium")
-        );
+        assert!(said.ends_with("it cannot take over; it stopped following: no space is left in the medium"));
         assert_eq!(ChainStatus { in_sync: vec![1, 2], ..told }.problems(2), Vec::<String>::new());
     }
 }

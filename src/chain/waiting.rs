@@ -57,7 +57,6 @@ impl Parts {
     fn waits(&self) -> Vec<String> {
         let waits = |(number, told): &(u32, std::result::Result<ChainStatus, Unanswered>)| match told {
             Ok(told) => told.waits.as_ref().map(|waits| format!("node {number}: {waits}")),
-            Err(Unanswered::Absent(_)) => Some(format!("node {number}: it is down")),
             Err(why) => Some(format!("node {number}: {why}")),
         };
         self.0.iter().filter_map(waits).collect()

@@ -67,7 +67,7 @@ pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     // First of all: its socket is where programs wait meanwhile.
     let (listener, kept) = match kept_listener()? {
         Some(listener) => (listener, true),
-        None => (alone(&cluster, node)?, false),
+        None => (own_listener(&cluster, node)?, false),
     };
     let opened = open(&cluster, node, &listener);
     if let Err(why) = &opened {
@@ -380,12 +380,12 @@ pub(crate) fn kept_listener() -> Result<Option<Listener>> {
 }
 
 /// The socket of a daemon that no keeper started, if the node has no other daemon.
-pub(crate) fn alone(cluster: &Cluster, node: &Node) -> Result<Listener> {
+pub(crate) fn own_listener(cluster: &Cluster, node: &Node) -> Result<Listener> {
     let Some(lock) = DaemonLock::take(cluster, node)? else {
         let named = Process::load(&cluster.pid_file(node));
         let process = named.or_else(|| daemon_lock::holders(cluster, node).into_iter().next());
         let process = process.map_or_else(String::new, |process| format!(" (process {})", process.pid()));
-        return Err(Error::new(format!("node {} has a daemon already{process}", node.number)));
+        return Err(Error::new(format!("node {} has a daemon or a keeper already{process}", node.number)));
     };
     // For as long as this process lives.
     std::mem::forget(lock);

@@ -99,17 +99,28 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
     if let Some(keeper) = &keeper {
         keeper.end(Signal::KILL, KILLED)?;
     }
-    let daemons = daemons(cluster, node);
+    let mut any = keeper.is_some();
+    loop {
+        // A keeper that is among them may start another daemon meanwhile.
+        let daemons = daemons(cluster, node);
+        if daemons.is_empty() {
+            break;
+        }
+        any = true;
+        for process in daemons {
+            process.end(Signal::KILL, KILLED)?;
+        }
+    }
     let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
     programs.extend(with_mapping(&node.pool.join("log-")));
-    let any = keeper.is_some() || !daemons.is_empty() || !programs.is_empty();
-    for process in daemons.into_iter().chain(programs) {
+    any |= !programs.is_empty();
+    for process in programs {
         process.end(Signal::KILL, KILLED)?;
     }
     Ok(any)
 }
 
-/// A node's daemon, also one that begins, and its spare.
+/// A node's daemon, also one that begins, and a keeper that began meanwhile.
 fn daemons(cluster: &Cluster, node: &Node) -> Vec<Process> {
     let mut daemons = daemon_lock::holders(cluster, node);
     // Of a version without the lock.
@@ -165,11 +176,12 @@ pub(super) fn tell_waiting(cluster: &Cluster, node: &Node, process: &Process) {
         None if takes_nothing(cluster, node) => {
             format!("process {} waits for the daemon, which has failed", process.pid())
         }
-        None => {
-            let daemon = Process::load(&cluster.pid_file(node));
-            let pid = daemon.as_ref().unwrap_or(process).pid();
-            format!("waiting for process {pid}, which digests what programs wrote")
-        }
+        None => match Process::load(&cluster.pid_file(node)) {
+            Some(daemon) => {
+                format!("waiting for process {}, which digests what programs wrote", daemon.pid())
+            }
+            None => format!("waiting for process {}, which has not begun to serve", process.pid()),
+        },
     };
     say::aside(format_args!("hearth: node {}: {waits}; {}", node.number, hard(cluster)));
 }

@@ -8,7 +8,7 @@ use super::Remove;
 use super::serve::alone;
 use crate::chain;
 use crate::cluster::{Cluster, Node};
-use crate::daemon_lock;
+use crate::daemon_lock::{self, DaemonLock};
 use crate::error::{Error, Result};
 use crate::mountpoint::{Stand, stand};
 use crate::process::Process;
@@ -44,6 +44,11 @@ pub(super) fn run(arguments: &Remove) -> Result<ExitCode> {
             "hearth: nothing was removed: hearth remove --yes --dir {dir} removes the cluster with all files in it"
         ));
         return Ok(ExitCode::from(REFUSED));
+    }
+    let mut locks = Vec::new();
+    for node in nodes.iter().filter(|node| cluster.folder(node).exists()) {
+        let lock = DaemonLock::take(&cluster, node)?;
+        locks.push(lock.ok_or_else(|| Error::new(format!("node {} has a daemon", node.number)))?);
     }
     remove(&cluster)?;
     say::line(format_args!("the cluster in {dir} is removed: {what}, {mib} MiB"));

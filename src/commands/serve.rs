@@ -8,7 +8,7 @@
 //!
 //! A daemon outlives its keeper's death; it is only not started again. A new keeper takes over the daemon that it finds: it
 //! waits for the end of that process, which is no child of its own, and then makes a socket anew for the next one. The
-//! lock that daemons inherit ([`crate::daemon_lock`]) tells it also of a daemon that begins; that one it waits for.
+//! lock that daemons hold ([`crate::daemon_lock`]) tells it also of a daemon that begins; that one it waits for.
 
 use super::OneNode;
 use super::daemon::listen;
@@ -43,7 +43,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// How long a keeper that begins may take to say which process it is, and how often it is looked for.
 const BEGINS: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(10);
-/// How long the daemon of another keeper may take to serve, or to end.
+/// How long the daemon of another keeper may take to serve, or to end, before that is said.
 const OTHER_BEGINS: Duration = Duration::from_secs(60);
 /// How often the keeper looks whether the node's folder was removed.
 const FOLDER_LOOK: Duration = Duration::from_millis(500);
@@ -112,7 +112,7 @@ struct Keeper<'a> {
 /// The socket for daemons to come, and the right to make it.
 struct Socket {
     listener: OwnedFd,
-    _lock: DaemonLock,
+    lock: DaemonLock,
 }
 
 /// The daemon of a node, as a keeper that begins finds it.
@@ -143,10 +143,12 @@ pub(super) fn run(arguments: &OneNode) -> Result<ExitCode> {
     process.save(&cluster.keeper_pid_file(node))?;
     let ended = keeper.run();
     // That of another keeper's daemon stays for as long as that one lives.
-    let is_free = || DaemonLock::take(cluster, node).is_ok_and(|lock| lock.is_some());
-    let has_ended = keeper.socket.is_some() || is_free();
+    let lock = match keeper.socket.take() {
+        Some(socket) => Some(socket.lock),
+        None => DaemonLock::take(cluster, node).unwrap_or_default(),
+    };
     let files = [node.socket.as_path()];
-    process.remove_files(&cluster.keeper_pid_file(node), if has_ended { &files } else { &[] });
+    process.remove_files(&cluster.keeper_pid_file(node), if lock.is_some() { &files } else { &[] });
     if !node.socket.exists() {
         cluster.remove_socket_folder(node);
     }
@@ -202,14 +204,19 @@ impl Keeper<'_> {
                     self.listen(lock)?;
                     return self.keep();
                 }
-                Found::Ending => return Ok(ExitCode::SUCCESS),
+                Found::Ending => {
+                    for daemon in daemon_lock::holders(self.cluster, self.node) {
+                        daemon.end(Signal::TERM, OTHER_BEGINS)?;
+                    }
+                    return Ok(ExitCode::SUCCESS);
+                }
             }
         }
     }
 
     /// Looks for a daemon; one that begins or ends is waited for.
     fn find(&self) -> Result<Found> {
-        let until = SystemHost.now().after(OTHER_BEGINS);
+        let mut until = Some(SystemHost.now().after(OTHER_BEGINS));
         loop {
             let named = Process::load(&self.cluster.pid_file(self.node));
             if let Some(process) = named.and_then(|daemon| daemon.descriptor()) {
@@ -218,12 +225,10 @@ impl Keeper<'_> {
             if let Some(lock) = DaemonLock::take(self.cluster, self.node)? {
                 return Ok(Found::Nothing(lock));
             }
-            if SystemHost.now() >= until {
+            if until.take_if(|until| SystemHost.now() >= *until).is_some() {
                 let holder = daemon_lock::holders(self.cluster, self.node).into_iter().next();
-                let process = holder.map_or(0, |process| process.pid());
-                return Err(Error::new(format!(
-                    "a daemon of an earlier keeper (process {process}) neither serves nor ends: hearth down --hard ends it"
-                )));
+                let pid = holder.map(|process| process.pid());
+                warn!(pid, "waiting for the daemon of an earlier keeper, which neither serves nor ends");
             }
             if self.told_to_end_within(LOOK) {
                 return Ok(Found::Ending);
@@ -234,8 +239,7 @@ impl Keeper<'_> {
     /// Makes the socket for the daemons to come.
     fn listen(&mut self, lock: DaemonLock) -> Result<()> {
         let listener = OwnedFd::from(listen(&self.node.socket)?.into_descriptor());
-        lock.bequeath()?;
-        self.socket = Some(Socket { listener, _lock: lock });
+        self.socket = Some(Socket { listener, lock });
         if !self.told {
             // Files that earlier daemons left.
             for path in [self.cluster.failure_file(self.node), self.cluster.pid_file(self.node)] {
@@ -310,15 +314,17 @@ impl Keeper<'_> {
 
     /// Starts a daemon, and the threads that tell of it.
     fn start(&mut self) -> Result<Running> {
-        let socket = self.socket.as_ref().expect("the keeper listens before it starts a daemon");
-        let socket = &socket.listener;
-        let mut child = match self.spare.take().and_then(|spare| spare.begin(socket.as_fd())) {
+        let Socket { listener, lock } =
+            self.socket.as_ref().expect("the keeper listens before it starts a daemon");
+        let spare = self.spare.take();
+        let mut child = match spare.and_then(|spare| spare.begin(listener.as_fd(), lock.as_fd())) {
             Some(child) => child,
             None => {
-                let socket = socket.try_clone();
+                let socket = listener.try_clone();
                 let socket = socket.map_err(|why| Error::new(format!("cannot pass the socket on: {why}")))?;
                 let mut command = self.command(self.restarts);
-                let child = command.stdin(Stdio::from(socket)).stdout(Stdio::piped()).spawn();
+                let command = command.stdin(Stdio::from(socket)).stdout(Stdio::piped());
+                let child = lock.with_child(|| command.spawn())?;
                 child.map_err(|why| Error::new(format!("cannot start a daemon: {why}")))?
             }
         };

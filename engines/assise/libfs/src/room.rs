@@ -347,7 +347,7 @@ impl Session {
         }
     }
 
-    /// The next part of the log's memory that is to be made ready, if it is time: when the tail is in the last piece that is.
+    /// The next part of the log's memory that is to be made ready, if it is time.
     #[inline]
     pub fn unready(&self) -> Option<Range<u64>> {
         unready(self.ready, self.ring.tail().position, self.log_bytes)
@@ -363,9 +363,9 @@ impl Session {
     }
 }
 
-/// The part of a log of so many bytes that is made ready next when the log is written up to `tail`, if it is time, and its memory
-/// before `ready` is: as much again when half of that is used, and from a piece on the next piece when a record ends in the last
-/// one.
+/// The part of a log of so many bytes whose memory is made ready next, if it is time: the memory before `ready` is, and the last
+/// record ends at `tail`. Until that is a piece, it is doubled when half of it is used; later the next piece is made ready when a
+/// record ends in the one before it.
 #[inline]
 fn unready(ready: u64, tail: u64, log_bytes: u64) -> Option<Range<u64>> {
     let ahead = (ready / 2).min(READY_PIECE_BYTES);
