@@ -169,11 +169,27 @@ impl LibFs {
 
     /// Requests space for more of the log, and a digest, without waiting for it, if more than half of the log is full apart
     /// from records that are already digested; releases references whose last records are digested. Pauses if little of the
-    /// log is free. Makes memory of the log ready.
+    /// log is free. Makes memory of the log ready; if only that is due, nothing else is done.
     pub(crate) fn relieve(&self) {
-        let (era, grow, ask, give_back, pause, unready) = {
+        let (unready, is_all) = {
             let mut state = self.state();
             state.half_full = false;
+            let Some(session) = state.session.as_mut() else { return };
+            let unready = session.unready().map(|part| (session.ring.region().clone(), part));
+            if let Some((_, part)) = &unready {
+                session.ready = part.end;
+            }
+            let is_all = !session.is_half_full() && session.ring.free_bytes() >= session.pause_below;
+            (unready, is_all)
+        };
+        if let Some((log, part)) = unready {
+            log.make_part_ready(part);
+            if is_all {
+                return;
+            }
+        }
+        let (era, grow, ask, give_back, pause) = {
+            let mut state = self.state();
             let era = state.era;
             let give_back = state.take_give_back();
             let Some(session) = state.session.as_ref() else { return };
@@ -184,21 +200,14 @@ impl LibFs {
             }
             let Some(session) = state.session.as_mut() else { return };
             let pause = session.next_pause();
-            let unready = session.unready().map(|part| (session.ring.region().clone(), part));
             let full = session.ring.live_bytes() > session.ring.bytes() / 2;
             let grow = (full && session.grows_ahead()).then(|| session.larger_log(0)).flatten();
             let ask = full && session.words.digested().0 >= session.digest_asked;
             if ask {
                 session.digest_asked = session.last();
             }
-            if let Some((_, part)) = &unready {
-                session.ready = part.end;
-            }
-            (era, grow, ask.then(|| session.last()), give_back, pause, unready)
+            (era, grow, ask.then(|| session.last()), give_back, pause)
         };
-        if let Some((log, part)) = unready {
-            log.make_part_ready(part);
-        }
         self.close_calls(&give_back);
         if let Some(up_to) = ask
             && let Ok(line) = self.line()
