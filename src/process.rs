@@ -162,9 +162,9 @@ impl Process {
 /// How long a process that cannot end is waited for before that is told and again after it, and how often it is looked at.
 const HOPELESS: Duration = Duration::from_millis(1500);
 
-/// With this variable libinfinipath, to which libfabric is linked, handles no signals. Without it that library handles them while libfabric
-/// looks for devices, by `exit`, which waits for a lock of the very thread that it interrupts: a process that gets SIGTERM
-/// meanwhile would hang.
+/// With this variable libinfinipath, to which libfabric is linked, handles no signals. Without it that library handles them
+/// while libfabric looks for devices, by `exit`, which waits for a lock of the very thread that it interrupts: a process
+/// that gets SIGTERM meanwhile would hang.
 const NO_HANDLERS: (&str, &str) = ("IPATH_NO_BACKTRACE", "1");
 
 /// A command that runs the program of this process, the same version of it also after another one was installed in its place.

@@ -14,6 +14,20 @@ fn roomy() -> Limits {
     Limits { capacity_blocks: 20_000, segment_blocks: 5000, ..Limits::default() }
 }
 
+/// Blocks for which a segment gets space at once.
+const STEP: u64 = 128;
+
+/// One segment, which gets its space in steps.
+fn in_steps() -> Limits {
+    Limits {
+        capacity_blocks: 1000,
+        segment_blocks: 1000,
+        step_blocks: STEP as u32,
+        reserve_blocks: 0,
+        ..Limits::default()
+    }
+}
+
 /// Page faults of this thread for which nothing was read.
 fn faults() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
@@ -45,17 +59,10 @@ fn provided(folder: &std::path::Path) -> u64 {
 /// The kernel takes long to provide a whole segment, and the batch waits for that.
 #[test]
 fn a_segment_gets_its_space_step_by_step() {
-    const STEP: u64 = 128;
     const BEFORE_DATA: u64 = 3;
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let medium = Medium::memory(folder.path()).unwrap();
-    let limits = Limits {
-        capacity_blocks: 1000,
-        segment_blocks: 1000,
-        step_blocks: STEP as u32,
-        reserve_blocks: 0,
-        ..Limits::default()
-    };
+    let limits = in_steps();
     let mut area = pool(&medium, 4000, limits);
     commit(&mut area, &[file(2, 1, "first")], 1).unwrap();
     let (mut written, mut sequence) = (0, 100);
@@ -84,15 +91,8 @@ fn a_segment_gets_its_space_step_by_step() {
 /// The pool has room and its medium has none: that is no fault of the program that wrote, and nothing is lost.
 #[test]
 fn a_step_that_gets_no_space_is_an_error_of_the_medium() {
-    const STEP: u64 = 128;
     let recorder = Recorder::new();
-    let limits = Limits {
-        capacity_blocks: 1000,
-        segment_blocks: 1000,
-        step_blocks: STEP as u32,
-        reserve_blocks: 0,
-        ..Limits::default()
-    };
+    let limits = in_steps();
     let mut area = pool(&recorder.medium(), 4000, limits);
     commit(&mut area, &[file(2, 1, "first")], 1).unwrap();
     let some = |from: u64, mark: u8| -> Vec<Step> {
