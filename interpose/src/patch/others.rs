@@ -48,12 +48,12 @@ pub fn any_calls() -> bool {
     let code = || objects.iter().flat_map(|object| &object.code).map(|(_, code)| *code);
     let is_large = code().map(<[u8]>::len).sum::<usize>() >= searched::BYTES_MIN;
     let program = if is_large { searched::Program::of(&objects) } else { None };
-    if program.as_ref().is_some_and(searched::Program::is_known) {
-        return false;
+    if let Some(found) = program.as_ref().and_then(searched::Program::found) {
+        return found;
     }
     let found = code().any(has_call);
-    if let Some(program) = program.filter(|_| !found) {
-        program.remember();
+    if let Some(program) = program {
+        program.remember(found);
     }
     found
 }
