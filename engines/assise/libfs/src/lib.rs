@@ -27,6 +27,7 @@ mod files_ahead;
 mod lease_cache;
 mod local_locks;
 mod locks;
+mod log_memory;
 mod lookup;
 mod names;
 mod need;

@@ -8,8 +8,6 @@ use format::call::{CallKind, GrowRequest, RefillRequest, RefillResponse, Status}
 use format::{BLOCK_BYTES, Sequence};
 use ipc::Word;
 use ipc::sync::Ordering;
-use pmem::region::READY_PIECE_BYTES;
-use std::ops::Range;
 use std::time::Duration;
 use vfs::engine::Result;
 use zerocopy::IntoBytes;
@@ -23,9 +21,6 @@ const PART: u64 = 8;
 const PART_BYTES_MAX: u64 = 2 << 20;
 /// A log gets space for twice as many bytes as it has, and at most for so many more, so that the writer does not wait long.
 const LOG_STEP_MAX: u64 = 4 << 20;
-/// Bytes of a log whose memory is made ready for a session that begins: most programs write little or nothing, and a page that
-/// the machine has not used before takes microseconds.
-pub(crate) const FIRST_READY_BYTES: u64 = 64 << 10;
 /// A frame that takes at most the fraction `1 / SMALL_FRAME` of the log is small: the digest of some records frees
 /// enough space for it.
 const SMALL_FRAME: u64 = 16;
@@ -171,19 +166,17 @@ impl LibFs {
     /// from records that are already digested; releases references whose last records are digested. Pauses if little of the
     /// log is free. Makes memory of the log ready; if only that is due, nothing else is done.
     pub(crate) fn relieve(&self) {
-        let (unready, is_all) = {
+        let (due, is_all) = {
             let mut state = self.state();
             state.half_full = false;
             let Some(session) = state.session.as_mut() else { return };
-            let unready = session.unready().map(|part| (session.ring.region().clone(), part));
-            if let Some((_, part)) = &unready {
-                session.ready = part.end;
-            }
+            let due = session.memory.next(session.ring.tail().position, session.log_bytes);
+            let due = due.map(|part| (session.ring.region().clone(), part));
             let is_all = !session.is_half_full() && session.ring.free_bytes() >= session.pause_below;
-            (unready, is_all)
+            (due, is_all)
         };
-        if let Some((log, part)) = unready {
-            log.make_part_ready(part);
+        if let Some((log, part)) = due {
+            part.make_ready(&log);
             if is_all {
                 return;
             }
@@ -353,13 +346,8 @@ impl Session {
         if log_bytes > self.log_bytes {
             self.log_bytes = log_bytes;
             self.ring.use_up_to(log_bytes);
+            self.memory.has_more(log_bytes);
         }
-    }
-
-    /// The next part of the log's memory that is to be made ready, if it is time.
-    #[inline]
-    pub fn unready(&self) -> Option<Range<u64>> {
-        unready(self.ready, self.ring.tail().position, self.log_bytes)
     }
 
     /// How long the writer pauses now; also determines the next pause. A log that can still grow gets more space instead.
@@ -369,25 +357,6 @@ impl Session {
         let (pause, below) = if grows { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
         self.pause_below = below;
         pause
-    }
-}
-
-/// The part of a log of so many bytes whose memory is made ready next, if it is time: the memory before `ready` is, and the last
-/// record ends at `tail`. Until that is a piece, it is doubled when half of it is used; later the next piece is made ready when a
-/// record ends in the one before it.
-#[inline]
-fn unready(ready: u64, tail: u64, log_bytes: u64) -> Option<Range<u64>> {
-    let ahead = (ready / 2).min(READY_PIECE_BYTES);
-    (ready < log_bytes && tail.saturating_add(ahead) >= ready)
-        .then(|| ready..log_bytes.min(ready_end(ready.max(tail))))
-}
-
-/// Where the memory that is made ready ends when that up to a position is ready or in use.
-fn ready_end(up_to: u64) -> u64 {
-    if up_to < READY_PIECE_BYTES {
-        (2 * up_to).next_power_of_two().min(READY_PIECE_BYTES)
-    } else {
-        (up_to / READY_PIECE_BYTES + 1) * READY_PIECE_BYTES
     }
 }
 
@@ -431,26 +400,6 @@ mod tests {
             // a second.
             assert!(all >= Duration::from_millis(if frame < 1 << 20 { 40 } else { 15 }), "{frame}: {all:?}");
         }
-    }
-
-    #[test]
-    fn each_piece_of_a_log_is_made_ready_once_and_before_it_is_written() {
-        let (log_bytes, mut ready, mut parts) = (9 << 20, FIRST_READY_BYTES, Vec::new());
-        for tail in (4096..log_bytes).step_by(4160).chain((4096..log_bytes).step_by(4160)) {
-            if let Some(part) = unready(ready, tail, log_bytes) {
-                assert_eq!(part.start, ready);
-                ready = part.end;
-                parts.push(part.end >> 10);
-            }
-            assert!(tail <= ready);
-        }
-        assert_eq!(parts, [128, 256, 512, 1024, 2048, 4096, 6144, 8192, 9216]);
-        assert_eq!(unready(2 << 20, 1 << 20, 2 << 20), None);
-        assert_eq!(unready(2 << 20, 1 << 20, 3 << 20), Some(2 << 20..3 << 20));
-        assert_eq!(unready(2 << 20, (1 << 20) - 1, 3 << 20), None);
-        // After a long record.
-        assert_eq!(unready(64 << 10, 300 << 10, 9 << 20), Some(64 << 10..1 << 20));
-        assert_eq!(unready(64 << 10, 5 << 20, 9 << 20), Some(64 << 10..6 << 20));
     }
 
     #[test]

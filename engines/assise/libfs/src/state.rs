@@ -13,13 +13,13 @@ use crate::files::OpenFile;
 use crate::files_ahead::FilesAhead;
 use crate::lease_cache::LeaseCount;
 use crate::local_locks::LocalLocks;
+use crate::log_memory::LogMemory;
 use crate::need::{Need, Step, Stop};
 use crate::nodes::{Mix, NodeIndex, Nodes};
 use crate::outside::Outside;
 use crate::overlay::Pool;
 use crate::records::Header;
 use crate::releases::PendingRelease;
-use crate::room::FIRST_READY_BYTES;
 use crate::session::{Attachment, Link};
 use crate::words::{GrantedLease, SharedWords, open_places};
 use format::call::LEASE_READ;
@@ -74,8 +74,8 @@ pub(crate) struct Session {
     pub digest_asked: Sequence,
     /// A writer pauses when the log has less free space than this.
     pub pause_below: u64,
-    /// The memory of the log before this position is made ready.
-    pub ready: u64,
+    /// How much of the log's memory is ready.
+    pub memory: LogMemory,
 }
 
 impl Session {
@@ -91,8 +91,7 @@ impl Session {
         let log_bytes = welcome.log_bytes.get().min(log.bytes());
         let log_bytes_max = welcome.log_bytes_max.get().min(limits.log_bytes_max).min(log.bytes());
         let log_bytes_max = log_bytes_max.max(log_bytes);
-        let ready = log_bytes.min(FIRST_READY_BYTES);
-        log.make_part_ready(0..ready);
+        let memory = LogMemory::begin(&log, log_bytes);
         let ring = empty_ring(log, &welcome, log_bytes)?;
         Ok(Self {
             own_generation: words.own_range(),
@@ -112,7 +111,7 @@ impl Session {
             purged: Sequence::new(0),
             digest_asked: Sequence::new(0),
             pause_below: 0,
-            ready,
+            memory,
             log_bytes,
             log_bytes_max,
             log_refused: false,
@@ -433,8 +432,8 @@ impl State {
             return self.sealed(appended, seal);
         }
         session.room -= room;
-        let unready = session.unready().is_some();
-        if session.is_half_full() || unready || session.ring.free_bytes() < session.pause_below {
+        let memory_due = session.memory.is_due(session.ring.tail().position);
+        if session.is_half_full() || memory_due || session.ring.free_bytes() < session.pause_below {
             self.half_full = true;
         }
         Ok(appended)
