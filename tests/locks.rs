@@ -201,3 +201,27 @@ fn a_process_that_was_waited_for_holds_no_lock() {
     assert_eq!(node.run(&["python3", "-c", &program]), "all free\n");
     node.check();
 }
+
+/// As SQLite does with the index of its WAL. The lock lease comes with the answer to the test.
+#[test]
+fn a_program_that_begins_with_a_test_of_a_lock_decides_its_locks_by_itself() {
+    let node = Node::up();
+    let path = node.path("lock");
+    let program = format!(
+        "import fcntl, struct, sys\nf = open({path:?}, 'w')\n\
+         fcntl.fcntl(f, fcntl.F_GETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0))\n\
+         print('tested', flush=True); sys.stdin.readline()\n\
+         for i in range(1000):\n    fcntl.lockf(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_UN)\n\
+         print('locked', flush=True); sys.stdin.read()"
+    );
+    let requests = || node.status()["requests"].as_u64().unwrap();
+    let mut job = node.begin_program(&["python3", "-c", &program]);
+    job.expect("tested");
+    let before = requests();
+    job.tell("go on");
+    job.expect("locked");
+    let made = requests() - before;
+    assert!(made < 20, "{made} requests for 1000 locks");
+    job.kill();
+    node.check();
+}

@@ -166,7 +166,12 @@ impl Parcels {
             if parcels.len() == PARCELS_MAX {
                 parcels.remove(0);
             }
-            parcels.push((kind_of(parcel.request.get()), parcel.what.get(), descriptor));
+            let kind = match kind_of(parcel.request.get()) {
+                // The lock table comes with the first lock lease, which may be offered by either.
+                kind if kind == CallKind::TestLock as u16 => CallKind::Lock as u16,
+                kind => kind,
+            };
+            parcels.push((kind, parcel.what.get(), descriptor));
         }
     }
 }
@@ -264,6 +269,19 @@ mod tests {
                 assert_eq!(found.metadata().unwrap().len(), (blocks * BLOCK_BYTES) as u64, "{kind:?}");
             }
             assert!(matches!(parcels.take(&ours, CallKind::MapSegment, 1), Err(Error::Refused)), "each once");
+        }
+    }
+
+    #[test]
+    fn a_lock_table_comes_with_a_lock_or_a_test_of_one() {
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        for kind in [CallKind::Lock, CallKind::TestLock] {
+            let (ours, theirs) = Connection::pair().unwrap();
+            let request = U64::new(request_id(7, kind));
+            let parcel = Parcel { request, what: U64::new(1), bytes: U64::new(0) };
+            let table = shared::create(c"parcel", BLOCK_BYTES).unwrap();
+            theirs.send(MessageKind::Parcel, &[parcel.as_bytes()], &[&table]).unwrap();
+            assert!(Parcels::new(&host).take(&ours, CallKind::Lock, 1).is_ok(), "{kind:?}");
         }
     }
 }
