@@ -99,12 +99,12 @@ impl LockLeases {
         }
     }
 
-    /// Ends a session. The caller must import the locks of the returned files at once, because their leases are free.
-    pub fn end_session(&mut self, now: Nanoseconds, session: SessionId) -> Vec<InodeNumber> {
+    /// Ends a session. The caller must import the locks of the returned files at once, because their leases are free: programs
+    /// that use a file one after the other do not lock it in turns, so no quiet time starts.
+    pub fn end_session(&mut self, session: SessionId) -> Vec<InodeNumber> {
         let units = self.held.remove(&session).unwrap_or_default();
         for unit in &units {
             self.holders.remove(unit);
-            self.keep(now, *unit, session);
         }
         units.into_iter().collect()
     }
@@ -219,7 +219,7 @@ mod tests {
         units[..2].iter().for_each(|unit| take_back(&mut leases, 0, *unit, TWO));
         assert!(!leases.offer(9, ONE, units[2]), "so many are kept that one may be missing");
         assert!(leases.offer(10, ONE, units[2]));
-        assert_eq!(leases.end_session(10, ONE), [units[2]]);
+        assert_eq!(leases.end_session(ONE), [units[2]]);
         assert_eq!(leases.holder(units[2]), None);
         leases.assert_invariants();
     }
@@ -229,9 +229,9 @@ mod tests {
         let mut leases = table();
         assert!(leases.offer(0, ONE, UNIT));
         assert_eq!(leases.ask(0, TWO, UNIT), Asked::TakeBack(ONE));
-        assert_eq!(leases.end_session(0, ONE), [UNIT]);
-        assert!(leases.offer(10, TWO, UNIT));
-        leases.taken_back(10, UNIT, (ONE, TWO));
+        assert_eq!(leases.end_session(ONE), [UNIT]);
+        assert!(leases.offer(0, TWO, UNIT), "no quiet time starts");
+        leases.taken_back(0, UNIT, (ONE, TWO));
         assert_eq!(leases.holder(UNIT), Some(TWO));
     }
 
@@ -339,7 +339,7 @@ mod tests {
                     self.leases.taken_back(self.now, UNIT, (holder, asks));
                 }
                 Move::Die(who) => {
-                    for _ in self.leases.end_session(self.now, who) {
+                    for _ in self.leases.end_session(who) {
                         self.import();
                     }
                     self.manager = self.manager.filter(|holder| *holder != who);

@@ -462,8 +462,7 @@ impl Core {
         for held in session.held.values().filter(|held| held.word != WORD_OWN_RANGE) {
             session.shared.daemon.leases()[held.word as usize].revoke();
         }
-        let now = self.now_ns();
-        for unit in state.lock_leases.end_session(now, id) {
+        for unit in state.lock_leases.end_session(id) {
             state.import_locks(id, unit);
         }
         let session = state.sessions.get_mut(&id).expect("looked up above");
