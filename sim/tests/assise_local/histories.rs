@@ -8,6 +8,7 @@
 use super::trees::{Tree, process, whole_tree};
 use format::{InodeNumber, Name};
 use ipc::{Error as IpcError, Host, Join, Time, Waited, Word};
+use libfs::LibFs;
 use sim::SimHost;
 use sim::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
@@ -212,8 +213,8 @@ pub fn make_folders(engine: &dyn Engine) -> Vec<InodeNumber> {
 }
 
 /// One of two programs, by its seed.
-pub struct Program<E: Engine> {
-    engine: Arc<E>,
+pub struct Program {
+    engine: Arc<LibFs>,
     stamped: Arc<Stamped>,
     trace: Arc<Trace>,
     random: Random,
@@ -225,8 +226,8 @@ pub struct Program<E: Engine> {
     files: Vec<(InodeNumber, Handle)>,
 }
 
-impl<E: Engine> Program<E> {
-    pub fn new(engine: Arc<E>, stamped: Arc<Stamped>, trace: Arc<Trace>, seed: u64, who: usize) -> Self {
+impl Program {
+    pub fn new(engine: Arc<LibFs>, stamped: Arc<Stamped>, trace: Arc<Trace>, seed: u64, who: usize) -> Self {
         let root = engine.root().expect("there is a root").inode;
         let mut folders = Vec::new();
         for folder in FOLDERS {
@@ -285,7 +286,7 @@ impl<E: Engine> Program<E> {
     fn change(
         &mut self,
         wanted: Change,
-        make: impl FnOnce(&E) -> Result<Option<Change>, Error>,
+        make: impl FnOnce(&LibFs) -> Result<Option<Change>, Error>,
     ) -> Result<(), Error> {
         let Self { who, saw, .. } = *self;
         let number = self.number + 1;
@@ -401,12 +402,14 @@ impl<E: Engine> Program<E> {
             3 => RenameMode::Replace { whiteout: true },
             _ => RenameMode::Replace { whiteout: false },
         };
-        let (change, stamped) = (Change::Rename { from, to, mode }, self.stamped.clone());
-        let before = stamped.last();
+        let change = Change::Rename { from, to, mode };
         self.change(change.clone(), |engine| {
+            let fences = || engine.log_counters().map(|counters| counters.fences);
+            let before = fences();
             engine.rename(&Caller::ROOT, (from.0, name(from.1)), (to.0, name(to.1)), mode)?;
-            // Of what has both names already nothing is recorded.
-            Ok((stamped.last() != before).then_some(change))
+            // Nothing is recorded if both are names of one file already, perhaps by a change of the other program that came
+            // between an attempt and the last one.
+            Ok((fences() != before).then_some(change))
         })
     }
 
