@@ -127,8 +127,8 @@ fn run(seed: u64) -> Result<History, String> {
             let stamped = Stamped::new(program.clone());
             let limits = Limits { refill_blocks: 64, nodes: 12, entries: 4, ..Limits::default() };
             let (libfs, local) = node.attach_on(stamped.clone(), Caller::ROOT, limits);
-            shown.lock().expect("nobody panicked").0.push(local);
-            let program_of = Program::new(Arc::new(libfs), stamped, theirs.clone(), seed, who);
+            shown.lock().expect("nobody panicked").0.push(local.clone());
+            let program_of = Program::new((Arc::new(libfs), local), stamped, theirs.clone(), seed, who);
             let body = Box::new(move || program_of.run(OPERATIONS));
             threads.push(program.spawn("worker", body).expect("a thread"));
         }

@@ -5,6 +5,7 @@
 //! before the record counts, so for changes that concern each other these times are in the order in which they took
 //! effect. The oracle plays any choice of changes, in that order, on the model engine.
 
+use super::Local;
 use super::trees::{Tree, process, whole_tree};
 use format::{InodeNumber, Name};
 use ipc::{Error as IpcError, Host, Join, Time, Waited, Word};
@@ -215,6 +216,7 @@ pub fn make_folders(engine: &dyn Engine) -> Vec<InodeNumber> {
 /// One of two programs, by its seed.
 pub struct Program {
     engine: Arc<LibFs>,
+    local: Arc<Local>,
     stamped: Arc<Stamped>,
     trace: Arc<Trace>,
     random: Random,
@@ -227,7 +229,13 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn new(engine: Arc<LibFs>, stamped: Arc<Stamped>, trace: Arc<Trace>, seed: u64, who: usize) -> Self {
+    pub fn new(
+        (engine, local): (Arc<LibFs>, Arc<Local>),
+        stamped: Arc<Stamped>,
+        trace: Arc<Trace>,
+        seed: u64,
+        who: usize,
+    ) -> Self {
         let root = engine.root().expect("there is a root").inode;
         let mut folders = Vec::new();
         for folder in FOLDERS {
@@ -238,7 +246,7 @@ impl Program {
         // The other's folder is its own.
         folders.remove(1 - who);
         let random = Random::new(seed.wrapping_mul(2) + who as u64);
-        Self { engine, stamped, trace, random, who, number: 0, saw: 0, folders, files: Vec::new() }
+        Self { engine, local, stamped, trace, random, who, number: 0, saw: 0, folders, files: Vec::new() }
     }
 
     /// Does so many things.
@@ -402,14 +410,17 @@ impl Program {
             3 => RenameMode::Replace { whiteout: true },
             _ => RenameMode::Replace { whiteout: false },
         };
-        let change = Change::Rename { from, to, mode };
+        let (change, stamped, local) =
+            (Change::Rename { from, to, mode }, self.stamped.clone(), self.local.clone());
         self.change(change.clone(), |engine| {
-            let fences = || engine.log_counters().map(|counters| counters.fences);
-            let before = fences();
+            let log = || (local.session(), engine.log_counters().map(|counters| counters.fences));
+            let (before, asked) = (log(), stamped.last());
             engine.rename(&Caller::ROOT, (from.0, name(from.1)), (to.0, name(to.1)), mode)?;
             // Nothing is recorded if both are names of one file already, perhaps by a change of the other program that came
-            // between an attempt and the last one.
-            Ok((fences() != before).then_some(change))
+            // between an attempt, which asked for the time, and the last one.
+            let after = log();
+            let recorded = if before.0 == after.0 { before.1 != after.1 } else { asked != stamped.last() };
+            Ok(recorded.then_some(change))
         })
     }
 
