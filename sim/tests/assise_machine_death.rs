@@ -10,9 +10,9 @@
 mod assise_local;
 
 use assise_local::histories::{
-    Event, FOLDERS, Impossible, Program, ProgramChange, Stamped, Touched, Trace, in_order, make_folders,
-    replay,
+    Event, FOLDERS, Impossible, Program, ProgramChange, Touched, Trace, in_order, make_folders, replay,
 };
+use assise_local::stamped::Stamped;
 use assise_local::trees::{Tree, process, whole_tree};
 use assise_local::{Local, Node, tiny};
 use format::InodeNumber;

@@ -6,15 +6,13 @@
 //! effect. The oracle plays any choice of changes, in that order, on the model engine.
 
 use super::Local;
+use super::stamped::Stamped;
 use super::trees::{Tree, process, whole_tree};
 use format::{InodeNumber, Name};
-use ipc::{Error as IpcError, Host, Join, Time, Waited, Word};
 use libfs::LibFs;
-use sim::SimHost;
 use sim::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use vfs::engine::{
     Access, At, Changes, Created, Handle, New, NewType, Removal, RenameMode, Step, Sync, Target,
@@ -31,50 +29,6 @@ const NAMES: [&str; 4] = ["w", "x", "y", "z"];
 const OPEN_MAX: usize = 6;
 /// Folders that a program knows.
 const FOLDERS_MAX: usize = 7;
-
-/// A program's host, which notes when its LibFS last asked for the time of a record.
-pub struct Stamped {
-    host: Arc<SimHost>,
-    last: AtomicI64,
-}
-
-impl Stamped {
-    pub fn new(host: Arc<SimHost>) -> Arc<Self> {
-        Arc::new(Self { host, last: AtomicI64::new(0) })
-    }
-
-    fn last(&self) -> i64 {
-        self.last.load(Ordering::SeqCst)
-    }
-}
-
-impl Host for Stamped {
-    fn now(&self) -> Time {
-        self.host.now()
-    }
-
-    fn wall(&self) -> i64 {
-        let wall = self.host.wall();
-        self.last.store(wall, Ordering::SeqCst);
-        wall
-    }
-
-    fn random(&self) -> u64 {
-        self.host.random()
-    }
-
-    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, IpcError> {
-        self.host.spawn(name, body)
-    }
-
-    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
-        self.host.wait(word, expected, until)
-    }
-
-    fn wake(&self, word: &Word, count: u32) {
-        self.host.wake(word, count);
-    }
-}
 
 /// A folder and a name in it.
 pub type NamePlace = (InodeNumber, &'static str);

@@ -5,6 +5,7 @@
 
 pub mod histories;
 pub mod operations;
+pub mod stamped;
 pub mod trees;
 
 use format::call::{CallKind, InodeRequest, Status};
