@@ -3,8 +3,8 @@
 //!
 //! The key of a program contains for each of its objects the build id, the file (device, inode, size, times) and the
 //! place of the code. If a file changes, so does the key. An object without a build id (those of Rust's toolchains have
-//! none) has to be a mapping of the file that now has its path; the kernel's list of mappings says so. A program with an
-//! object of which neither is known is searched at each start. The table has a fixed number of places, and a program
+//! none) has to be a mapping of the file that now has its path, by the kernel's list of mappings. A program with another
+//! object without a build id, or with one without a file, is searched at each start. The table has a fixed number of places, and a program
 //! replaces another one that has the same place. It is used only if it belongs to this user or to root and no other user
 //! can write it.
 

@@ -99,8 +99,8 @@ impl LockLeases {
         }
     }
 
-    /// Ends a session. The caller must import the locks of the returned files at once, because their leases are free: programs
-    /// that use a file one after the other do not lock it in turns, so no quiet time starts.
+    /// Ends a session. The caller must import the locks of the returned files at once, because their leases are free. No quiet
+    /// time starts: a program that uses a file after another one has ended does not lock it in turns with that one.
     pub fn end_session(&mut self, session: SessionId) -> Vec<InodeNumber> {
         let units = self.held.remove(&session).unwrap_or_default();
         for unit in &units {
