@@ -29,6 +29,14 @@ fn end(node: &Node) {
     node.check();
 }
 
+/// A program of this folder's.
+fn compiled(node: &Node, name: &str) -> String {
+    let program = format!("{}/{name}", node.dir());
+    let source = format!("{}/tests/maps/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    limited(&["cc"], &["-O1", "-w", "-o", &program, &source]).expect_success();
+    program
+}
+
 /// Checks that the script came to its end: it made enough checks, and all of them held as POSIX says.
 fn all_right(printed: &str) {
     let asked = printed.strip_suffix(" asked\n").and_then(|asked| asked.parse::<u32>().ok());
@@ -206,9 +214,7 @@ fn a_node_is_mounted_when_it_starts_unless_that_was_not_chosen() {
 #[test]
 fn rings_work_on_files_that_were_open_before_and_are_opened_later() {
     let Some(node) = mounted() else { return };
-    let program = format!("{}/rings", node.dir());
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/rings.c");
-    limited(&["cc"], &["-O1", "-w", "-o", &program, source]).expect_success();
+    let program = compiled(&node, "rings");
     for kind in ["libaio", "io_uring"] {
         let kernel = tempfile::tempdir_in("/dev/shm").unwrap();
         let there = limited(&[&program, kind], &[kernel.path().to_str().unwrap()]);
@@ -226,9 +232,7 @@ fn rings_work_on_files_that_were_open_before_and_are_opened_later() {
 #[test]
 fn without_a_mount_a_ring_is_refused_and_told() {
     let node = Node::up();
-    let program = format!("{}/rings", node.dir());
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/rings.c");
-    limited(&["cc"], &["-O1", "-w", "-o", &program, source]).expect_success();
+    let program = compiled(&node, "rings");
     let run = node.hearth(&["run", "--", &program, "io_uring", &node.path("")]);
     assert_eq!(run.status.code(), Some(2), "there is no ring");
     let told = String::from_utf8(run.stderr).unwrap();
@@ -258,6 +262,38 @@ fn lmdb_is_written_by_four_processes() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/lightning.py");
     let printed = node.hearth(&["run", "--", PYTHON, script, &node.path("")]).expect_success();
     assert_eq!(printed, "[0, 0, 0, 0] 400\n");
+    end(&node);
+}
+
+#[test]
+fn pages_of_a_file_that_grows_while_others_open_it_are_there_and_keep_what_is_stored() {
+    let Some(node) = mounted() else { return };
+    let program = compiled(&node, "growing");
+    let kernel = tempfile::tempdir_in("/dev/shm").unwrap();
+    assert_eq!(limited(&[&program], &[kernel.path().to_str().unwrap()]).expect_success(), "0 lost\n");
+    let tree = node.path("");
+    for how in [&["privately"][..], &[]] {
+        let run = [&["run", "--", &program, &tree], how].concat();
+        assert_eq!(node.hearth(&run).expect_success(), "0 lost\n", "{how:?}");
+    }
+    node.sh_mounted(&format!("{program} $T")).expect_success();
+    end(&node);
+}
+
+#[test]
+fn the_last_page_of_a_file_that_grows_is_there_for_those_that_open_and_map_it() {
+    let Some(node) = mounted() else { return };
+    let program = compiled(&node, "extended");
+    for (number, maps_by_library) in [false, true, false, true].into_iter().enumerate() {
+        let file = node.path(&format!("extended-{number}"));
+        let counter = format!("{}/counter-{number}", node.dir());
+        let appends = ["run", "--dir", node.dir(), "--", &program, &file, &counter, "appends"];
+        let mut appender = Command::new(node.program()).args(appends).stdin(Stdio::null()).spawn().unwrap();
+        let maps = format!("{program} {file} {counter} maps");
+        let printed = if maps_by_library { node.sh(&maps) } else { node.sh_mounted(&maps) };
+        assert_eq!(printed.expect_success(), "", "by library: {maps_by_library}");
+        assert!(appender.wait().unwrap().success());
+    }
     end(&node);
 }
 

@@ -124,23 +124,6 @@ pub(crate) const LOCK_FLOCK: u32 = 1 << 0;
 /// A flag of `open`: the file is opened to be executed. It is internal to the kernel and in no header.
 pub(crate) const OPEN_TO_EXECUTE: u32 = 0x20;
 
-/// Codes of notifications to the kernel.
-pub(crate) mod notice {
-    pub(crate) const INVALIDATE_INODE: u32 = 2;
-    pub(crate) const STORE: u32 = 4;
-    pub(crate) const RESEND: u32 = 7;
-    pub(crate) const RAISE_EPOCH: u32 = 8;
-    pub(crate) const FORGET: u32 = 9;
-}
-
-/// Inodes that the kernel forgets if they are unused; their numbers follow.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct ForgetOut {
-    pub(crate) count: u32,
-    pub(crate) unused: [u32; 3],
-}
-
 /// The header of every message from the kernel.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -459,26 +442,6 @@ pub(crate) struct FileLock {
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(crate) struct InvalidateInodeOut {
-    pub(crate) node: u64,
-    /// Negative: only attributes.
-    pub(crate) offset: i64,
-    /// Zero: up to the end.
-    pub(crate) bytes: i64,
-}
-
-/// Bytes follow.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct StoreOut {
-    pub(crate) node: u64,
-    pub(crate) offset: u64,
-    pub(crate) bytes: u32,
-    pub(crate) unused: u32,
-}
-
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
 pub(crate) struct AccessIn {
     pub(crate) mask: u32,
     pub(crate) unused: u32,
@@ -547,7 +510,6 @@ const _: () = {
     assert!(size_of::<ReadIn>() == 40 && size_of::<WriteIn>() == 40 && size_of::<LockIn>() == 48);
     assert!(size_of::<StatfsOut>() == 80 && size_of::<FallocateIn>() == 32 && size_of::<Dirent>() == 24);
     assert!(size_of::<CopyFileRangeIn>() == 56);
-    assert!(size_of::<InvalidateInodeOut>() == 24 && size_of::<StoreOut>() == 24);
 };
 
 /// The rest of a message after its header, decoded from the front.

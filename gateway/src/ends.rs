@@ -2,20 +2,22 @@
 //!
 //! A read beyond the end that the kernel knows first asks for attributes (GETATTR with the open file). The thread that
 //! asked uses the size in the answer, unless a notification about the inode arrived meanwhile, or another program is
-//! extending the file. The read would then stop at the old end, although bytes after it were written long before. So
-//! the gateway stores the last byte of the file into the kernel's pages before it answers such a request: this extends
-//! the file at once, whatever happens to the answer. A file that became shorter needs no such step, because the answer
-//! to the READ shows its end.
+//! extending the file. The read would then stop at the old end, although bytes after it were written long before. For
+//! the same reason the kernel may still have the old end after an open, and then an access to a mapping behind it is a
+//! SIGBUS. So the gateway stores the last byte of the file into the kernel's pages before it answers such a request:
+//! this extends the file at once, whatever happens to the answer. A file that became shorter needs no such step, because
+//! the answer to the READ shows its end.
 
 use crate::gateway::Gateway;
 use crate::recalls::Repair;
+use crate::reply::Reply;
 use format::InodeNumber;
 use ipc::{Host, Lock};
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
 use std::sync::Arc;
-use vfs::Error;
-use vfs::engine::Handle;
+use vfs::engine::{Attributes, Handle, Target};
+use vfs::{Error, LeaseMode};
 
 #[derive(Default)]
 struct EndsState {
@@ -68,6 +70,20 @@ impl Gateway {
     pub(crate) fn is_cut(&self, node: InodeNumber, end: u64) {
         self.ends.cut(node, end);
         self.units.cut(node, end);
+    }
+
+    /// Makes sure that the kernel does not expect an earlier end of a file that is being opened and may be mapped. If
+    /// the engine fails, the requests that follow fail too.
+    pub(crate) fn tell_end(&self, handle: Handle, attributes: &Attributes, reply: &mut Reply) {
+        let inode = attributes.inode;
+        if !self.caches || !self.nodes.knows(inode) || self.ends.reaches(inode, attributes.size) {
+            return;
+        }
+        let Ok(stay) = self.units.enter_pages(inode, LeaseMode::Read) else { return };
+        reply.stays(stay);
+        if let Ok(Attributes { size, .. }) = self.engine.getattr(Target::Open(handle)) {
+            let _ = self.store_end(inode, handle, size);
+        }
     }
 
     /// Makes sure that the kernel does not expect the file to end before `end`. The caller holds a lease, so that

@@ -14,6 +14,7 @@ use crate::orphans::Orphans;
 use crate::recalls::{self, Queue, Task};
 use crate::reply::Reply;
 use crate::retries::Retries;
+use crate::size_holds::SizeHolds;
 use crate::tally::Tally;
 use crate::units::{Stamp, Stay, Units, VALID_SECONDS};
 use crate::waits::Waits;
@@ -61,6 +62,7 @@ pub(crate) struct Gateway {
     pub(crate) orphans: Orphans,
     pub(crate) units: Arc<Units>,
     pub(crate) ends: Ends,
+    pub(crate) size_holds: SizeHolds,
     /// Another process makes the kernel drop its data if this one dies.
     pub(crate) guarded: Option<Arc<Guarded>>,
     pub(crate) notices: Notices,
@@ -90,6 +92,7 @@ impl Gateway {
             guarded,
             orphans: Orphans::new(host.clone()),
             ends: Ends::new(host.clone()),
+            size_holds: SizeHolds::new(host.clone()),
             units: Arc::new(Units::new(host.clone(), engine.clone(), kernel_has)),
             notices: Notices::new(notify),
             page_recalls: Queue::new(host.clone()),

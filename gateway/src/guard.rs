@@ -12,10 +12,10 @@
 //!
 //! The guard makes no call on the mount and none to SharedFS.
 
-use crate::abi::{self, OutHeader, notice, opcode};
+use crate::abi::{self, OutHeader, opcode};
 use crate::device::Device;
 use crate::error::Error;
-use crate::notices::{Notices, SendNotice};
+use crate::notices::{Notices, SendNotice, notice};
 use crate::reply::Reply;
 use format::InodeNumber;
 use ipc::sync::Ordering;

@@ -37,6 +37,7 @@ mod reply;
 mod retries;
 #[cfg(test)]
 mod schedules;
+mod size_holds;
 mod tally;
 mod turn;
 mod units;

@@ -2,9 +2,64 @@
 //! locks of the kernel, for example of pages, which a request that is being served may hold. So threads that serve
 //! requests send none.
 
-use crate::abi::{ForgetOut, InvalidateInodeOut, OutHeader, StoreOut, notice};
+use crate::abi::OutHeader;
 use format::InodeNumber;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Codes of notifications to the kernel.
+pub(crate) mod notice {
+    pub(crate) const INVALIDATE_INODE: u32 = 2;
+    pub(crate) const INVALIDATE_NAME: u32 = 3;
+    pub(crate) const STORE: u32 = 4;
+    pub(crate) const RESEND: u32 = 7;
+    pub(crate) const RAISE_EPOCH: u32 = 8;
+    pub(crate) const FORGET: u32 = 9;
+}
+
+/// Inodes that the kernel forgets if they are unused; their numbers follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct ForgetOut {
+    pub(crate) count: u32,
+    pub(crate) unused: [u32; 3],
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InvalidateInodeOut {
+    pub(crate) node: u64,
+    /// Negative: only attributes.
+    pub(crate) offset: i64,
+    /// Zero: up to the end.
+    pub(crate) bytes: i64,
+}
+
+/// [`InvalidateNameOut::flags`]: the name is looked up again at its next use, but nothing below it is unmounted.
+pub(crate) const EXPIRE_ONLY: u32 = 1 << 0;
+
+/// The name and a zero byte follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InvalidateNameOut {
+    pub(crate) directory: u64,
+    /// Without the zero byte.
+    pub(crate) bytes: u32,
+    pub(crate) flags: u32,
+}
+
+/// Bytes follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct StoreOut {
+    pub(crate) node: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u32,
+    pub(crate) unused: u32,
+}
+
+// The sizes in the kernel's header.
+const _: () = assert!(size_of::<InvalidateInodeOut>() == 24 && size_of::<StoreOut>() == 24);
+const _: () = assert!(size_of::<InvalidateNameOut>() == 16 && size_of::<ForgetOut>() == 16);
 
 /// Sends bytes to the kernel; returns its errno if it refuses them.
 pub(crate) type SendNotice = Box<dyn Fn(&[u8]) -> Result<(), i32> + Send + Sync>;
@@ -54,6 +109,16 @@ impl Notices {
     /// The errno.
     pub(crate) fn drop_names(&self) -> Result<(), i32> {
         self.send(notice::RAISE_EPOCH, &[])
+    }
+
+    /// Makes the kernel look a name up again at its next use. It waits until no thread creates, removes or renames in
+    /// the directory.
+    ///
+    /// # Errors
+    /// The errno: ENOENT if the kernel has no such name.
+    pub(crate) fn expire_name(&self, directory: u64, name: &[u8]) -> Result<(), i32> {
+        let fields = InvalidateNameOut { directory, bytes: name.len() as u32, flags: EXPIRE_ONLY };
+        self.send(notice::INVALIDATE_NAME, &[fields.as_bytes(), name, b"\0"])
     }
 
     /// Asks the kernel to forget unused inodes; it sends a FORGET for each that it forgets.

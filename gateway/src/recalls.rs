@@ -99,7 +99,7 @@ impl<T> Queue<T> {
         Self { tasks: Lock::new(host.clone(), VecDeque::new()), news: Word::new(0), over: Word::new(0), host }
     }
 
-    fn push(&self, task: T) {
+    pub(crate) fn push(&self, task: T) {
         self.tasks.lock().push_back(task);
         self.ring();
     }
@@ -111,7 +111,7 @@ impl<T> Queue<T> {
     }
 
     /// The next task; none at the end.
-    fn next(&self) -> Option<T> {
+    pub(crate) fn next(&self) -> Option<T> {
         loop {
             // Acquire: pairs with the Release in `ring`.
             let seen = self.news.load(Ordering::Acquire);
@@ -181,6 +181,7 @@ pub(crate) fn start_forgetting(gateway: &Arc<Gateway>) -> Result<(), ipc::Error>
 pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
     let spawn = |name: &str, body: fn(&Gateway)| spawn(gateway, name, body);
     spawn("recalls", Gateway::hear_recalls)?;
+    spawn("creations", Gateway::confirm_creations)?;
     spawn("drops", |gateway| {
         while let Some(units) = gateway.plain_recalls.next_few(RECALLS_AT_ONCE) {
             gateway.recall(&units);
@@ -333,6 +334,7 @@ impl Gateway {
         self.page_recalls.end();
         self.plain_recalls.end();
         self.repairs.end();
+        self.size_holds.end();
         self.units.end();
         loop {
             // Acquire: pairs with the AcqRel of a thread that ends.

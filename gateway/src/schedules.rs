@@ -2,6 +2,7 @@
 //! gateway runs between a simulated kernel and leases that the test controls. `docs/mount.md` has their numbers.
 
 mod around;
+mod creations;
 mod ends;
 mod overtaken;
 

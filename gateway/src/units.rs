@@ -524,6 +524,11 @@ impl Units {
         table.drop_if_idle(node);
     }
 
+    /// Number of open files that may write.
+    pub(crate) fn writers(&self, node: InodeNumber) -> u32 {
+        self.table.lock().units.get(&node).map_or(0, |unit| unit.writers)
+    }
+
     /// The kernel has forgotten a node, and has no data of it unless it has looked the node up again.
     pub(crate) fn forget(&self, nodes: &Nodes, node: InodeNumber) {
         {

@@ -27,7 +27,7 @@ const MANY: u64 = 45;
 /// the mount, the walk to the name that is removed, the close. Of the gateway: the open, the extents, the recall, the release,
 /// the close after the kernel has forgotten the inode.
 const REQUESTS: u64 = 11;
-/// Messages for a file: GETATTR of the folder, LOOKUP of the token, CREATE, GETATTR of the file, FLUSH, READ, WRITE,
+/// Messages for a file: GETATTR of the folder, LOOKUP of the token, OPEN, GETATTR of the file, FLUSH, READ, WRITE,
 /// RELEASE. Without FORGET: the number of inodes in one depends on the time.
 const MESSAGES: u64 = 8;
 

@@ -140,6 +140,7 @@ impl Gateway {
         let attributes = self.engine.setattr(&caller, target, &changes)?;
         if let Some(size) = changes.size {
             self.is_cut(attributes.inode, size);
+            self.wait_for_creations(attributes.inode);
         }
         // Not cacheable: the kernel accepts it even if it was told meanwhile to drop the inode.
         Ok(self.tell_attributes(&attributes, None, reply))

@@ -11,12 +11,15 @@ use crate::gateway::{Answer, Gateway, name, node};
 use crate::pages::{PAGE_BYTES, PageRange};
 use crate::recalls::Repair;
 use crate::reply::Reply;
+use format::InodeNumber;
 use format::record::{FILE_BYTES_MAX, FileType};
 use ipc::sync::Ordering;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use vfs::copy::copy_pieces;
-use vfs::engine::{Access, At, Attributes, Created, Extent, Handle, New, NewType, NewUnnamed, Sync, Written};
+use vfs::engine::{
+    Access, At, Attributes, Created, Extent, Handle, New, NewType, NewUnnamed, Sync, Target, Written,
+};
 use vfs::ranges::allocations;
 use vfs::{Caller, Error, LeaseMode, access};
 
@@ -61,6 +64,10 @@ impl Gateway {
             self.engine.open(&caller, node(header), access_of(fields.flags), false)?
         };
         let is_writer = self.count_writer(handle, &attributes, access_of(fields.flags))?;
+        // An open file that may be mapped, while another program of the mount may be extending it.
+        if self.units.writers(attributes.inode) > u32::from(is_writer) {
+            self.tell_end(handle, &attributes, reply);
+        }
         self.opened(handle, &attributes, (caller, is_writer), reply)
     }
 
@@ -158,9 +165,26 @@ impl Gateway {
         let is_writer = self
             .count_writer(handle, &attributes, access)
             .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
+        let attributes = match is_new {
+            true => attributes,
+            false => self.attributes_for_creation(node(header), name.bytes(), (handle, attributes)),
+        };
         // The kernel would accept the attributes of an existing file even if it was told meanwhile to drop them.
         self.tell(&attributes, directory, is_new, reply);
         self.opened(handle, &attributes, (caller, is_writer), reply)
+    }
+
+    /// The attributes of an existing file, for an answer to CREATE.
+    pub(crate) fn attributes_for_creation(
+        &self,
+        directory: InodeNumber,
+        name: &[u8],
+        (handle, before): (Handle, Attributes),
+    ) -> Attributes {
+        if self.caches {
+            self.hold_size(directory, name, before.inode);
+        }
+        self.engine.getattr(Target::Open(handle)).unwrap_or(before)
     }
 
     /// Creates and opens a file without a name. The kernel refuses a later link to it if it was opened with `O_EXCL`.
@@ -237,6 +261,7 @@ impl Gateway {
             self.writes.served(file.inode, header.unique);
             self.repair_after(&file, fields.offset, (bytes, &written));
         }
+        self.wait_for_creations(file.inode);
         let bytes = u32::try_from(written.bytes).expect("no more is written than was given");
         reply.put(&SizeOut { bytes, unused: 0 });
         Ok(Answer::Ready)
@@ -295,6 +320,7 @@ impl Gateway {
         for what in operations {
             self.engine.allocate(&caller, file.handle, *what, fields.offset, fields.bytes)?;
         }
+        self.wait_for_creations(file.inode);
         Ok(Answer::Ready)
     }
 
@@ -318,6 +344,7 @@ impl Gateway {
                 Ok(self.engine.write(&caller, to.handle, at, &[IoSlice::new(bytes)])?.bytes)
             },
         )?;
+        self.wait_for_creations(to.inode);
         let bytes = u32::try_from(copied).expect("no more is copied than was asked for");
         reply.put(&SizeOut { bytes, unused: 0 });
         Ok(Answer::Ready)

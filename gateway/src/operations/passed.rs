@@ -2,8 +2,9 @@
 //! root that no listing contains, by a name that contains a token ([`format::pass`]). Names and modes of the file do
 //! not matter, as for any open file that is passed on.
 //!
-//! The program opens with `O_CREAT`, and the kernel sends CREATE: it does not check the mode of a file that counts as
-//! just created, and sends only one message.
+//! The kernel looks the name up, checks the mode of the file, and opens it. If the mode forbids that, the program opens
+//! another name with `O_CREAT`: the kernel sends CREATE, and does not check the mode of a file that counts as just
+//! created. This is not the usual way, because answers to CREATE hold up others ([`crate::size_holds`]).
 
 use super::attr;
 use super::files::access_of;
@@ -17,7 +18,7 @@ use format::pass::{FOLDER, PassName};
 use format::record::FileType;
 use std::sync::Arc;
 use vfs::Error;
-use vfs::engine::Attributes;
+use vfs::engine::{Access, Attributes, Handle};
 
 /// The folder's node. No inode has this number.
 const FOLDER_NODE: InodeNumber = InodeNumber::new(u64::MAX - 1);
@@ -81,30 +82,64 @@ impl Gateway {
                 Ok(Answer::Ready)
             }
             opcode::STATX => Ok(Answer::Unknown),
-            opcode::LOOKUP => Err(Error::NotFound),
-            opcode::CREATE => self.open_passed(header, body, reply),
+            opcode::LOOKUP => self.find_passed(header, body, reply),
+            opcode::CREATE => self.create_passed(header, body, reply),
             _ => Err(Error::Denied),
         }
     }
 
-    fn open_passed(
+    /// Finds the file, and keeps it open for this thread until its next call: OPEN, if the mode permits it.
+    fn find_passed(
+        self: &Arc<Self>,
+        header: &InHeader,
+        body: &mut Body<'_>,
+        reply: &mut Reply,
+    ) -> Result<Answer, Error> {
+        let pass = PassName::decode(body.string()?).ok().filter(|pass| !pass.creates);
+        let pass = pass.ok_or(Error::NotFound)?;
+        let to_read = Access { read: true, write: false };
+        let (handle, attributes) = match self.open_regular(&pass, to_read) {
+            Err(Error::Denied) => self.open_regular(&pass, Access::default())?,
+            opened => opened?,
+        };
+        let over = self.retries.begin(header.pid);
+        over.into_iter()
+            .chain(self.retries.keep(header.pid, handle))
+            .for_each(|over| self.engine.close(over));
+        self.tell_end(handle, &attributes, reply);
+        self.tell(&attributes, None, true, reply);
+        self.nodes.opened(attributes.inode);
+        self.nodes.closed(attributes.inode);
+        Ok(Answer::Ready)
+    }
+
+    fn create_passed(
         self: &Arc<Self>,
         header: &InHeader,
         body: &mut Body<'_>,
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
         let fields: CreateIn = body.take()?;
-        let pass = PassName::decode(body.string()?).map_err(|_| Error::Denied)?;
-        let (handle, attributes) = self.engine.open_passed(&pass, access_of(fields.flags))?;
+        let name = body.string()?;
+        let pass = PassName::decode(name).ok().filter(|pass| pass.creates).ok_or(Error::Denied)?;
+        let access = access_of(fields.flags);
+        let (handle, attributes) = self.open_regular(&pass, access)?;
+        let is_writer = self
+            .count_writer(handle, &attributes, access)
+            .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
+        self.tell_end(handle, &attributes, reply);
+        let attributes = self.attributes_for_creation(FOLDER_NODE, name, (handle, attributes));
+        self.tell(&attributes, None, false, reply);
+        self.opened(handle, &attributes, (caller(header), is_writer), reply)
+    }
+
+    fn open_regular(&self, pass: &PassName, access: Access) -> Result<(Handle, Attributes), Error> {
+        let (handle, attributes) = self.engine.open_passed(pass, access)?;
         if attributes.file_type != FileType::Regular {
             self.engine.close(handle);
             self.engine.forget(&[attributes.inode]);
             return Err(Error::Denied);
         }
-        let is_writer = self
-            .count_writer(handle, &attributes, access_of(fields.flags))
-            .inspect_err(|_| self.engine.forget(&[attributes.inode]))?;
-        self.tell(&attributes, None, false, reply);
-        self.opened(handle, &attributes, (caller(header), is_writer), reply)
+        Ok((handle, attributes))
     }
 }

@@ -1,11 +1,11 @@
 //! The gateway between a simulated kernel and leases that a test controls.
 
 use crate::abi::{
-    AttrOut, CreateIn, EntryOut, ForgetOut, InHeader, InvalidateInodeOut, OpenIn, OpenOut, OutHeader, ReadIn,
-    ReleaseIn, StoreOut, WriteIn, notice, opcode,
+    AttrOut, CreateIn, EntryOut, InHeader, OpenIn, OpenOut, OutHeader, ReadIn, ReleaseIn, WriteIn, opcode,
 };
 use crate::gateway::Gateway;
 use crate::handshake::Agreed;
+use crate::notices::{ForgetOut, InvalidateInodeOut, InvalidateNameOut, StoreOut, notice};
 use crate::options::Options;
 use crate::reply::Reply;
 use format::InodeNumber;
@@ -120,6 +120,10 @@ pub(super) struct Kernel {
     /// Number of the next notifications that find no inode.
     pub(super) absent: Word,
     pub(super) epochs: Word,
+    /// 1 while a thread creates in a directory.
+    pub(super) creating: Word,
+    /// Number of notifications about names that began.
+    pub(super) names: Word,
     /// The inodes that it was asked to forget, in order.
     pub(super) forgotten: Mutex<Vec<u64>>,
 }
@@ -145,6 +149,14 @@ impl Kernel {
                 SystemHost.wake(&self.stores_begun, ipc::WAKE_ALL);
                 wait_while(&self.locked_below, |bytes| fields.bytes < bytes);
                 self.stores.lock().unwrap().push((fields.offset, bytes.to_vec()));
+                Ok(())
+            }
+            notice::INVALIDATE_NAME => {
+                let (fields, name) = InvalidateNameOut::read_from_prefix(rest).unwrap();
+                assert_eq!((fields.bytes as usize + 1, name.last()), (name.len(), Some(&0)));
+                self.names.fetch_add(1, Ordering::SeqCst);
+                SystemHost.wake(&self.names, ipc::WAKE_ALL);
+                wait_while(&self.creating, |creating| creating == 1);
                 Ok(())
             }
             notice::RAISE_EPOCH => {

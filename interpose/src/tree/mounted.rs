@@ -16,7 +16,7 @@ use crate::limits;
 use crate::local::local;
 use crate::mount::{Errno, Handle, Mount, Result};
 use crate::{raw, real, regions, slots};
-use format::pass::FOLDER;
+use format::pass::{FOLDER, PassName};
 use format::record::FileType;
 use std::ffi::{CStr, CString};
 use std::io::{IoSlice, IoSliceMut};
@@ -129,18 +129,23 @@ impl Twin {
 }
 
 impl Tree {
-    /// Opens the file on the mount again.
+    /// Opens the file on the mount again. The kernel checks the file's present mode when it opens a file that it has
+    /// looked up; it does not if it is asked to create the file.
     pub(super) fn open_twin(&self, handle: &Handle) -> Result<i32> {
         let place = self.mounted.as_ref().ok_or(Errno::UNMOUNTED)?;
         let (open, flags) = (open_of(handle), self.file(handle)?.flags());
-        let flags = flags & KEPT_FLAGS | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        let flags = flags & KEPT_FLAGS | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        let mut creates = false;
         for _ in 0..TRIES {
-            let pass =
-                self.client()?.engine().pass(open.inode, given::access_of(open.flags)).map_err(errno_of)?;
-            match place.open_at(&pass.to_string(), flags) {
+            let access = given::access_of(open.flags);
+            let pass = self.client()?.engine().pass(open.inode, access).map_err(errno_of)?;
+            let pass = PassName { creates, ..pass };
+            let create = if creates { libc::O_CREAT } else { 0 };
+            match place.open_at(&pass.to_string(), flags | create) {
                 Ok(fd) => return Ok(fd),
-                // The daemon that has issued the right is gone, or another process has used up the right.
-                Err(Errno(libc::EACCES | libc::ESTALE)) => {}
+                // The mode does not permit the user to open the file, the daemon that has issued the right is gone, or
+                // another process has used up the right.
+                Err(Errno(libc::EACCES | libc::ESTALE)) => creates = true,
                 Err(Errno(libc::ENOENT | libc::ENOTDIR | libc::ENOTCONN | libc::ECONNABORTED)) => {
                     return Err(Errno::UNMOUNTED);
                 }

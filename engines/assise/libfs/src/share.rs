@@ -195,7 +195,7 @@ impl LibFs {
                 refused => return Err(error_of(refused)),
             }
             let (given, _) = format::call::split::<PassResponse>(&response).map_err(|_| vfs::Error::Io)?;
-            return Ok(PassName { inode, token: given.token });
+            return Ok(PassName { inode, token: given.token, creates: false });
         }
         Err(vfs::Error::Io)
     }
