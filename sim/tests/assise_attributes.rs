@@ -11,7 +11,9 @@ use libfs::{LibFs, Limits};
 use std::io::IoSlice;
 use std::sync::Arc;
 use vfs::conformance::{Actor, Answer, Call};
-use vfs::engine::{Access, Allocate, At, Attributes, Changes, Created, Extent, New, NewType, Step, Target};
+use vfs::engine::{
+    Access, Allocate, At, Attributes, Changes, Created, Extent, New, NewType, Removal, Step, Target,
+};
 use vfs::{Caller, Engine, Error};
 
 const PATHS: [&str; 7] = ["", "d", "e", "d/a", "d/b", "b", "e/d"];
@@ -199,5 +201,42 @@ fn a_file_that_was_written_as_a_whole_has_its_blocks_without_a_question() {
     }
     other.forget(&[root]);
     drop(other);
+    node.tidy();
+}
+
+/// A writer drops digested records from the caches in parts. Between two parts, some files have records that the area has
+/// too.
+#[test]
+fn data_is_found_while_digested_records_are_dropped_in_parts() {
+    const FILES: usize = 150;
+    let node = Node::new(tiny());
+    let own = node.attach(Caller::ROOT, Limits { purge_steps: 2, ..Limits::default() }).0;
+    let root = own.root().unwrap().inode;
+    let both = Access { read: true, write: true };
+    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, exclusive: true };
+    for round in 0..10 {
+        let name = |number| format!("{round}-{number}");
+        let mut made = Vec::new();
+        for number in 0..FILES {
+            if number == FILES - 1 {
+                // The area has all records now. After the next record, some are dropped.
+                node.tidy();
+            }
+            let name = name(number);
+            let created = own.create(&Caller::ROOT, root, Name::new(name.as_bytes()).unwrap(), &new).unwrap();
+            let Created::New(file, Some(handle)) = created else { panic!("it was to be made and opened") };
+            own.write(&Caller::ROOT, handle, At::Offset(0), &[IoSlice::new(&[1; 100])]).unwrap();
+            made.push((file.inode, handle));
+        }
+        for (number, (inode, handle)) in made.into_iter().enumerate() {
+            assert_eq!(own.extents(handle, 0, Extent::Data), Ok(0), "round {round}, file {number}");
+            own.close(handle);
+            own.forget(&[inode]);
+            own.unlink(&Caller::ROOT, root, Name::new(name(number).as_bytes()).unwrap(), Removal::File)
+                .unwrap();
+        }
+    }
+    own.forget(&[root]);
+    drop(own);
     node.tidy();
 }

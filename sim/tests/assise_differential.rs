@@ -122,7 +122,14 @@ fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn limits() -> Limits {
-    Limits { refill_blocks: 256, refill_inodes: 64, nodes: 4, entries: 4, ..Limits::default() }
+    Limits {
+        refill_blocks: 256,
+        refill_inodes: 64,
+        nodes: 4,
+        entries: 4,
+        purge_steps: 2,
+        ..Limits::default()
+    }
 }
 
 /// Plays a history with so many sessions (1 or 2) for its two processes.

@@ -125,7 +125,8 @@ fn run(seed: u64) -> Result<History, String> {
         let mut threads = Vec::new();
         for (who, program) in programs.iter().enumerate() {
             let stamped = Stamped::new(program.clone());
-            let limits = Limits { refill_blocks: 64, nodes: 12, entries: 4, ..Limits::default() };
+            let limits =
+                Limits { refill_blocks: 64, nodes: 12, entries: 4, purge_steps: 2, ..Limits::default() };
             let (libfs, local) = node.attach_on(stamped.clone(), Caller::ROOT, limits);
             shown.lock().expect("nobody panicked").0.push(local.clone());
             let program_of = Program::new((Arc::new(libfs), local), stamped, theirs.clone(), seed, who);

@@ -20,7 +20,7 @@ const THREADS: usize = 2;
 /// Runs a body in each thread of each process, and passes on a panic.
 fn run(node: &Arc<Node>, body: impl Fn(&LibFs, usize, usize) + Send + Sync + 'static) {
     let body = Arc::new(body);
-    let limits = Limits { refill_blocks: 128, nodes: 8, entries: 4, ..Limits::default() };
+    let limits = Limits { refill_blocks: 128, nodes: 8, entries: 4, purge_steps: 2, ..Limits::default() };
     let mut threads = Vec::new();
     for process in 0..PROCESSES {
         let libfs = Arc::new(node.attach(Caller::ROOT, limits).0);

@@ -87,7 +87,7 @@ struct Files {
 }
 
 fn attach(life: &Life, daemon: &Arc<Daemon>, pid: u32) -> Result<LibFs, Error> {
-    let limits = Limits { refill_blocks: 32, nodes: 12, entries: 4, ..Limits::default() };
+    let limits = Limits { refill_blocks: 32, nodes: 12, entries: 4, purge_steps: 2, ..Limits::default() };
     LibFs::new(life.host.clone(), Arc::new(Local { daemon: Arc::downgrade(daemon), pid }), limits)
 }
 

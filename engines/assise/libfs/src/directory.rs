@@ -267,11 +267,16 @@ impl Directory {
         self.hashes.insert(first);
     }
 
-    /// Own records up to `digested` are in the area now: their changes are treated like other entries of the area.
-    pub fn purge(&mut self, digested: Sequence) {
+    /// Own records up to `digested` are in the area now: their changes are treated like other entries of the area. Each
+    /// takes a step; false if there are not enough for all.
+    pub fn purge(&mut self, digested: Sequence, steps: &mut usize) -> bool {
         while let Some((sequence, cookie)) = self.own.front().copied()
             && sequence <= digested
         {
+            if *steps == 0 {
+                return false;
+            }
+            *steps -= 1;
             self.own.pop_front();
             match self.places.get_mut(&cookie) {
                 Some(place) if place.sequence > digested => {}
@@ -280,6 +285,7 @@ impl Directory {
                 None => {}
             }
         }
+        true
     }
 
     /// The entries from a cookie on, as far as all of them are known: cookie, name, target.
@@ -392,7 +398,7 @@ mod tests {
                         let to = records.len().saturating_sub(behind as usize).max(digested);
                         records[digested..to].iter().for_each(|record| apply(&mut area, record));
                         digested = to;
-                        cache.purge(Sequence::new(digested as u64));
+                        while !cache.purge(Sequence::new(digested as u64), &mut 2) {}
                     }
                     Step::Walk(number) => {
                         let bytes = name(number);

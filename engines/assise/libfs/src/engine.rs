@@ -37,6 +37,9 @@ pub struct Limits {
     pub nodes: usize,
     /// Entries of directories that are kept in the cache, in addition to those of the directory in use.
     pub entries: usize,
+    /// Steps of a purge with one call of a writer, at least two: a node, or a name of a directory. All of a digest at once
+    /// would take milliseconds.
+    pub purge_steps: usize,
 }
 
 impl Default for Limits {
@@ -50,6 +53,7 @@ impl Default for Limits {
             wait: Duration::from_secs(90),
             nodes: 1 << 15,
             entries: 1 << 18,
+            purge_steps: 256,
         }
     }
 }

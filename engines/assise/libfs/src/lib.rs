@@ -34,6 +34,7 @@ mod need;
 mod nodes;
 mod outside;
 mod overlay;
+mod purging;
 mod read;
 mod records;
 mod releases;

@@ -169,8 +169,8 @@ impl Node {
         }
     }
 
-    /// Drops the state of records up to `digested` from the caches; true if later records remain.
-    pub fn purge(&mut self, pool: &mut Pool, digested: Sequence) -> bool {
+    /// Drops the state of records up to `digested` from the caches, in at most so many steps.
+    pub fn purge(&mut self, pool: &mut Pool, digested: Sequence, steps: &mut usize) -> Purged {
         match &mut self.body {
             Body::File { overlay, extents } => {
                 let created = self.created > Sequence::new(0) && self.created <= digested;
@@ -189,7 +189,11 @@ impl Node {
                     }
                 }
             }
-            Body::Directory(directory) => directory.purge(digested),
+            Body::Directory(directory) => {
+                if !directory.purge(digested, steps) {
+                    return Purged::InPart;
+                }
+            }
             Body::Unknown | Body::Symlink(_) | Body::Special => {}
         }
         if self.created <= digested {
@@ -198,8 +202,19 @@ impl Node {
         let own = self.xattrs.len();
         self.xattrs.retain(|_, (_, sequence)| *sequence > digested);
         self.bare &= self.xattrs.len() == own;
-        self.changed > digested
+        if self.changed > digested { Purged::Dirty } else { Purged::Clean }
     }
+}
+
+/// The result of [`Node::purge`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purged {
+    /// The node has no undigested records.
+    Clean,
+    /// It has later records.
+    Dirty,
+    /// The steps were not enough: it has state of these records.
+    InPart,
 }
 
 /// A hasher for inode numbers. They come from counters, and one multiplication spreads them.

@@ -100,7 +100,7 @@ impl State {
         }
         let (inode, changed) = (self.nodes.get(index).inode, self.nodes.get(index).changed);
         let session = self.session.as_ref().ok_or(Need::Attach)?;
-        if changed > session.purged {
+        if changed > session.purged || session.purging.is_some() {
             return Err(Need::Digested(changed).into());
         }
         let generation = session.words.generation(inode) as u32;

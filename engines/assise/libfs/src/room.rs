@@ -172,7 +172,9 @@ impl LibFs {
             let Some(session) = state.session.as_mut() else { return };
             let due = session.memory.next(session.ring.tail().position, session.log_bytes);
             let due = due.map(|part| (session.ring.region().clone(), part));
-            let is_all = !session.is_half_full() && session.ring.free_bytes() >= session.pause_below;
+            let is_all = !session.is_half_full()
+                && session.ring.free_bytes() >= session.pause_below
+                && session.purging.is_none();
             (due, is_all)
         };
         if let Some((log, part)) = due {
@@ -186,10 +188,11 @@ impl LibFs {
             let era = state.era;
             let give_back = state.take_give_back();
             let Some(session) = state.session.as_ref() else { return };
-            // `purge` visits every node with undigested records, so it runs once for each digest.
+            // A purge visits the whole index of a file that has many pieces, so it runs once for each digest.
             let scarce = session.ring.free_bytes() < session.pause_below;
-            if session.words.digested().0 >= session.digest_asked || scarce {
-                state.purge();
+            let is_due = session.purging.is_some() || session.words.digested().0 >= session.digest_asked;
+            if is_due || scarce {
+                state.purge_some(self.limits.purge_steps);
             }
             let Some(session) = state.session.as_mut() else { return };
             let pause = session.next_pause();

@@ -18,6 +18,7 @@ use crate::need::{Need, Step, Stop};
 use crate::nodes::{Mix, NodeIndex, Nodes};
 use crate::outside::Outside;
 use crate::overlay::Pool;
+use crate::purging::DirtyNodes;
 use crate::records::Header;
 use crate::releases::PendingRelease;
 use crate::session::{Attachment, Link};
@@ -28,9 +29,9 @@ use format::envelope::frame_bytes;
 use format::session::{WORD_OWN_RANGE, Welcome};
 use format::{BLOCK_BYTES, InodeNumber, SegmentId, Sequence};
 use ipc::Host;
-use ipc::sync::{LongWord, Ordering, fence};
+use ipc::sync::LongWord;
 use ipc::words::{FenceBy, Seal};
-use pmem::ring::{AppendError, AppendRing, Appended};
+use pmem::ring::{AppendError, AppendRing, Appended, RingPosition};
 use pmem::{ReadMapping, Region, Source};
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -62,8 +63,10 @@ pub(crate) struct Session {
     pub room_is_shared: bool,
     /// The newest ledger entry on which a lease in use depends.
     pub ledger_newest: Sequence,
-    /// The caches have no state of own records up to this one.
+    /// The caches have no state of own records up to this one, once `purging` is over.
     pub purged: Sequence,
+    /// The end of the log's space that is free once no cache has state of the records before it.
+    pub purging: Option<RingPosition>,
     /// Bytes of the log's file that have space.
     pub log_bytes: u64,
     /// The most that it gets.
@@ -109,6 +112,7 @@ impl Session {
             room_is_shared: welcome.uid.get() == 0,
             ledger_newest: Sequence::new(welcome.ledger.get()),
             purged: Sequence::new(0),
+            purging: None,
             digest_asked: Sequence::new(0),
             pause_below: 0,
             memory,
@@ -187,8 +191,7 @@ pub(crate) struct State {
     pub open_places: Vec<u16>,
     /// Position in `files` at which the next search for a listed file begins.
     pub listed_hand: usize,
-    /// Nodes with undigested records.
-    dirty: VecDeque<NodeIndex>,
+    pub dirty: DirtyNodes,
     /// References to release.
     pub releases: Vec<PendingRelease>,
     /// Inodes whose reference or lease is being released.
@@ -234,7 +237,7 @@ impl State {
             user: 0,
             open_places: open_places(),
             listed_hand: 0,
-            dirty: VecDeque::new(),
+            dirty: DirtyNodes::default(),
             releases: Vec::new(),
             giving_back: Vec::new(),
             outside: Outside::default(),
@@ -433,7 +436,8 @@ impl State {
         }
         session.room -= room;
         let memory_due = session.memory.is_due(session.ring.tail().position);
-        if session.is_half_full() || memory_due || session.ring.free_bytes() < session.pause_below {
+        let is_scarce = session.ring.free_bytes() < session.pause_below;
+        if session.is_half_full() || memory_due || is_scarce || session.purging.is_some() {
             self.half_full = true;
         }
         Ok(appended)
@@ -503,42 +507,7 @@ impl State {
         (node.changed, node.last) = (sequence, sequence);
         if !node.dirty {
             node.dirty = true;
-            self.dirty.push_back(index);
-        }
-    }
-
-    /// Drops digested state from the caches, and then frees its log space.
-    pub fn purge(&mut self) {
-        let Some(session) = self.session.as_mut() else { return };
-        let (digested, place) = session.words.digested();
-        if digested > session.last() {
-            return;
-        }
-        if digested > session.purged {
-            session.purged = digested;
-            self.purge_caches(digested);
-        }
-        let Some(session) = self.session.as_mut() else { return };
-        if session.ring.head().sequence < place.sequence {
-            // Before the space is reused. Pairs with the fence of a reader without the lock.
-            session.released.store(place.sequence.get(), Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            session.ring.release_to(place);
-        }
-    }
-
-    fn purge_caches(&mut self, digested: Sequence) {
-        for _ in 0..self.dirty.len() {
-            let Some(index) = self.dirty.pop_front() else { break };
-            let node = self.nodes.get_mut(index);
-            if node.purge(&mut self.pool, digested) {
-                self.dirty.push_back(index);
-                continue;
-            }
-            node.dirty = false;
-            if node.nameless && !node.in_use() {
-                self.forget_node(index);
-            }
+            self.dirty.add(index, sequence);
         }
     }
 
