@@ -14,7 +14,7 @@ use crate::gateway::{Answer, Gateway};
 use crate::reply::Reply;
 use crate::units::VALID_SECONDS;
 use format::InodeNumber;
-use format::pass::{FOLDER, PassName};
+use format::pass::{FOLDER, Opening, PassName};
 use format::record::FileType;
 use std::sync::Arc;
 use vfs::Error;
@@ -95,13 +95,14 @@ impl Gateway {
         body: &mut Body<'_>,
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
-        let pass = PassName::decode(body.string()?).ok().filter(|pass| !pass.creates);
-        let pass = pass.ok_or(Error::NotFound)?;
-        let to_read = Access { read: true, write: false };
-        let (handle, attributes) = match self.open_regular(&pass, to_read) {
-            Err(Error::Denied) => self.open_regular(&pass, Access::default())?,
-            opened => opened?,
+        let pass = PassName::decode(body.string()?).map_err(|_| Error::NotFound)?;
+        let (read, write) = match pass.opening {
+            Opening::Read => (true, false),
+            Opening::Write => (false, true),
+            Opening::Both => (true, true),
+            Opening::Create => return Err(Error::NotFound),
         };
+        let (handle, attributes) = self.open_regular(&pass, Access { read, write })?;
         let over = self.retries.begin(header.pid);
         over.into_iter()
             .chain(self.retries.keep(header.pid, handle))
@@ -121,7 +122,10 @@ impl Gateway {
     ) -> Result<Answer, Error> {
         let fields: CreateIn = body.take()?;
         let name = body.string()?;
-        let pass = PassName::decode(name).ok().filter(|pass| pass.creates).ok_or(Error::Denied)?;
+        let pass = PassName::decode(name)
+            .ok()
+            .filter(|pass| pass.opening == Opening::Create)
+            .ok_or(Error::Denied)?;
         let access = access_of(fields.flags);
         let (handle, attributes) = self.open_regular(&pass, access)?;
         let is_writer = self

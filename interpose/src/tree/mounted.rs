@@ -16,7 +16,7 @@ use crate::limits;
 use crate::local::local;
 use crate::mount::{Errno, Handle, Mount, Result};
 use crate::{raw, real, regions, slots};
-use format::pass::{FOLDER, PassName};
+use format::pass::{FOLDER, Opening, PassName};
 use format::record::FileType;
 use std::ffi::{CStr, CString};
 use std::io::{IoSlice, IoSliceMut};
@@ -135,17 +135,17 @@ impl Tree {
         let place = self.mounted.as_ref().ok_or(Errno::UNMOUNTED)?;
         let (open, flags) = (open_of(handle), self.file(handle)?.flags());
         let flags = flags & KEPT_FLAGS | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-        let mut creates = false;
+        let mut refused = false;
         for _ in 0..TRIES {
             let access = given::access_of(open.flags);
             let pass = self.client()?.engine().pass(open.inode, access).map_err(errno_of)?;
-            let pass = PassName { creates, ..pass };
-            let create = if creates { libc::O_CREAT } else { 0 };
-            match place.open_at(&pass.to_string(), flags | create) {
+            let opening = if refused { Opening::Create } else { pass.opening };
+            let create = if refused { libc::O_CREAT } else { 0 };
+            match place.open_at(&PassName { opening, ..pass }.to_string(), flags | create) {
                 Ok(fd) => return Ok(fd),
                 // The mode does not permit the user to open the file, the daemon that has issued the right is gone, or
                 // another process has used up the right.
-                Err(Errno(libc::EACCES | libc::ESTALE)) => creates = true,
+                Err(Errno(libc::EACCES | libc::ESTALE)) => refused = true,
                 Err(Errno(libc::ENOENT | libc::ENOTDIR | libc::ENOTCONN | libc::ECONNABORTED)) => {
                     return Err(Errno::UNMOUNTED);
                 }

@@ -11,7 +11,7 @@ use format::call::{
     CallKind, LEASE_READ, OWNER_DESCRIPTION, OWNER_PROCESS, OpenRequest, PassResponse, Status,
 };
 use format::message::MessageKind;
-use format::pass::PassName;
+use format::pass::{Opening, PassName};
 use format::share::{
     LivenessNote, NOTE_CLOSED, NOTE_FILES_MAX, NOTE_PROCESS, SHARE_FILES_MAX, ShareRequest, ShareResponse,
     SharedFile,
@@ -195,7 +195,12 @@ impl LibFs {
                 refused => return Err(error_of(refused)),
             }
             let (given, _) = format::call::split::<PassResponse>(&response).map_err(|_| vfs::Error::Io)?;
-            return Ok(PassName { inode, token: given.token, creates: false });
+            let opening = match (access.read, access.write) {
+                (true, true) => Opening::Both,
+                (false, true) => Opening::Write,
+                _ => Opening::Read,
+            };
+            return Ok(PassName { inode, token: given.token, opening });
         }
         Err(vfs::Error::Io)
     }
