@@ -281,6 +281,18 @@ fn pages_of_a_file_that_grows_while_others_open_it_are_there_and_keep_what_is_st
 }
 
 #[test]
+fn the_last_byte_that_a_map_has_changed_stays_when_others_open_the_file() {
+    let Some(node) = mounted() else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/last_byte.py");
+    let kernel = tempfile::tempdir_in("/dev/shm").unwrap();
+    let there = kernel.path().to_str().unwrap();
+    assert_eq!(limited(&[PYTHON, script], &[there]).expect_success(), "kept\n");
+    assert_eq!(node.hearth(&["run", "--", PYTHON, script, &node.path("")]).expect_success(), "kept\n");
+    node.sh_mounted(&format!("rm $T/last-*; {PYTHON} {script} $T")).expect_success();
+    end(&node);
+}
+
+#[test]
 fn the_last_page_of_a_file_that_grows_is_there_for_those_that_open_and_map_it() {
     let Some(node) = mounted() else { return };
     let program = compiled(&node, "extended");

@@ -9,6 +9,7 @@
 //! the answer to the READ shows its end.
 
 use crate::gateway::Gateway;
+use crate::pages::PAGE_BYTES;
 use crate::recalls::Repair;
 use crate::reply::Reply;
 use format::InodeNumber;
@@ -40,9 +41,10 @@ impl Ends {
 
     /// The kernel gets this end of the file in an answer; 0 if it has forgotten the file.
     pub(crate) fn end_at(&self, node: InodeNumber, end: u64) {
-        let ends = &mut self.0.lock().ends;
-        if ends.get(&node).is_some_and(|known| *known > end) {
-            ends.remove(&node);
+        let mut state = self.0.lock();
+        if state.ends.get(&node).is_some_and(|known| *known > end) {
+            state.ends.remove(&node);
+            state.cuts += 1;
         }
     }
 
@@ -52,15 +54,17 @@ impl Ends {
         self.end_at(node, end);
     }
 
-    fn cuts(&self) -> u64 {
+    pub(crate) fn cuts(&self) -> u64 {
         self.0.lock().cuts
     }
 
-    /// The kernel has stored an end; ignored if a file was truncated since `cuts` was read.
-    fn stored(&self, node: InodeNumber, end: u64, cuts: u64) {
+    /// The kernel has this end, or gets it in an answer that it does not ignore; not noted if a file was truncated since
+    /// `cuts` was read.
+    pub(crate) fn known(&self, node: InodeNumber, end: u64, cuts: u64) {
         let mut state = self.0.lock();
         if state.cuts == cuts {
-            state.ends.insert(node, end);
+            let known = state.ends.entry(node).or_insert(0);
+            *known = end.max(*known);
         }
     }
 }
@@ -72,11 +76,13 @@ impl Gateway {
         self.units.cut(node, end);
     }
 
-    /// Makes sure that the kernel does not expect an earlier end of a file that is being opened and may be mapped. If
-    /// the engine fails, the requests that follow fail too.
+    /// Makes sure that the kernel knows the last page of a file that is being opened and may be mapped. If the engine
+    /// fails, the requests that follow fail too.
     pub(crate) fn tell_end(&self, handle: Handle, attributes: &Attributes, reply: &mut Reply) {
         let inode = attributes.inode;
-        if !self.caches || !self.nodes.knows(inode) || self.ends.reaches(inode, attributes.size) {
+        let knows =
+            |size: u64| self.ends.reaches(inode, size.saturating_sub(1) / PAGE_BYTES * PAGE_BYTES + 1);
+        if !self.caches || attributes.size == 0 || !self.nodes.knows(inode) || knows(attributes.size) {
             return;
         }
         let Ok(stay) = self.units.enter_pages(inode, LeaseMode::Read) else { return };
@@ -91,6 +97,10 @@ impl Gateway {
     pub(crate) fn store_end(&self, node: InodeNumber, handle: Handle, end: u64) -> Result<(), Error> {
         let Some(at) = end.checked_sub(1).filter(|_| !self.ends.reaches(node, end)) else { return Ok(()) };
         let cuts = self.ends.cuts();
+        // The kernel may know this end, which the gateway cannot see, and a mapping may have changed the byte: then it is
+        // written back first.
+        let from = at - at % PAGE_BYTES;
+        self.repair(Repair::Moved { node, from, last: None });
         let mut byte = [0];
         let bytes = match self.engine.read(handle, at, &mut [IoSliceMut::new(&mut byte)]) {
             // The file is not open for reading, so the kernel needs no end.
@@ -98,7 +108,7 @@ impl Gateway {
             bytes => bytes?,
         };
         if bytes == 1 && self.repair(Repair::Longer { node, at, byte: byte[0] }) {
-            self.ends.stored(node, end, cuts);
+            self.ends.known(node, end, cuts);
         }
         Ok(())
     }
@@ -113,7 +123,7 @@ mod tests {
     fn an_end_is_known_until_the_file_ends_earlier() {
         let ends = Ends::new(Arc::new(SystemHost));
         let node = InodeNumber::new(7);
-        ends.stored(node, 10, ends.cuts());
+        ends.known(node, 10, ends.cuts());
         ends.end_at(node, 10);
         assert!(ends.reaches(node, 9) && ends.reaches(node, 10) && !ends.reaches(node, 11));
         ends.end_at(node, 9);
@@ -121,7 +131,7 @@ mod tests {
         // A program truncates the file while its end is being sent to the kernel.
         let cuts = ends.cuts();
         ends.cut(node, 0);
-        ends.stored(node, 10, cuts);
+        ends.known(node, 10, cuts);
         assert!(!ends.reaches(node, 10));
     }
 }

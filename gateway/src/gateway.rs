@@ -307,7 +307,8 @@ impl Gateway {
         reply: &mut Reply,
     ) {
         let inode = attributes.inode;
-        self.nodes.tell(&*self.engine, inode);
+        let cuts = self.ends.cuts();
+        let is_new = self.nodes.tell(&*self.engine, inode);
         let stamp = if self.caches && is_asked { self.units.hold_at_once(inode) } else { None };
         // The attributes are read again, under the lease that is held now.
         let held = stamp.and_then(|stamp| {
@@ -316,6 +317,9 @@ impl Gateway {
         });
         let (attributes, stay) = held.map_or((*attributes, None), |(fresh, stay)| (fresh, Some(stay)));
         self.ends.end_at(inode, attributes.size);
+        if is_new {
+            self.ends.known(inode, attributes.size, cuts);
+        }
         let attr_valid = Self::valid(stay, reply);
         let entry_valid = Self::valid(self.units.tell_name(directory), reply);
         let attr = attr(&attributes);

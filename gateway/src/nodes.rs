@@ -64,8 +64,9 @@ impl Nodes {
         Self { host, told, count_max, crowded: Word::new(ROOM) }
     }
 
-    /// Counts a lookup of an inode that the engine has just pinned. Only the first pin is kept.
-    pub(crate) fn tell(&self, engine: &dyn Engine, inode: InodeNumber) {
+    /// Counts a lookup of an inode that the engine has just pinned. Only the first pin is kept. True if the kernel did not
+    /// know the inode.
+    pub(crate) fn tell(&self, engine: &dyn Engine, inode: InodeNumber) -> bool {
         let (is_new, is_crowded) = {
             let mut told = self.told.lock();
             let known = told.counts.entry(inode).or_default();
@@ -84,6 +85,7 @@ impl Nodes {
         {
             self.host.wake(&self.crowded, ipc::WAKE_ALL);
         }
+        is_new
     }
 
     /// Whether the kernel knows an inode: it was looked up, and not forgotten.

@@ -66,6 +66,8 @@ impl Gateway {
         let is_writer = self.count_writer(handle, &attributes, access_of(fields.flags))?;
         // An open file that may be mapped, while another program of the mount may be extending it.
         if self.units.writers(attributes.inode) > u32::from(is_writer) {
+            // An open by a token waits for no creation where its name is looked up: it holds the directory.
+            self.wait_for_creations(attributes.inode);
             self.tell_end(handle, &attributes, reply);
         }
         self.opened(handle, &attributes, (caller, is_writer), reply)
@@ -252,8 +254,11 @@ impl Gateway {
         if self.caches {
             reply.stays(self.units.enter_pages(file.inode, LeaseMode::Write)?);
         }
+        let cuts = self.ends.cuts();
         let written = self.engine.write(&caller, file.handle, at, &from)?;
+        self.wait_for_creations(file.inode);
         if self.caches {
+            self.ends.known(file.inode, fields.offset + written.bytes as u64, cuts);
             if appends {
                 self.units.append_ends(file.inode, fields.offset + written.bytes as u64);
             }
@@ -261,7 +266,6 @@ impl Gateway {
             self.writes.served(file.inode, header.unique);
             self.repair_after(&file, fields.offset, (bytes, &written));
         }
-        self.wait_for_creations(file.inode);
         let bytes = u32::try_from(written.bytes).expect("no more is written than was given");
         reply.put(&SizeOut { bytes, unused: 0 });
         Ok(Answer::Ready)

@@ -98,9 +98,10 @@ impl State {
         if !matches!(self.nodes.get(index).body, Body::File { .. }) || offset >= size {
             return Err(Error::NoDevice.into());
         }
-        let (inode, changed) = (self.nodes.get(index).inode, self.nodes.get(index).changed);
+        let node = self.nodes.get(index);
+        let (inode, changed, dirty) = (node.inode, node.changed, node.dirty);
         let session = self.session.as_ref().ok_or(Need::Attach)?;
-        if changed > session.purged || session.purging.is_some() {
+        if changed > session.purged || (dirty && session.purging.is_some()) {
             return Err(Need::Digested(changed).into());
         }
         let generation = session.words.generation(inode) as u32;

@@ -192,11 +192,13 @@ impl LibFs {
             let scarce = session.ring.free_bytes() < session.pause_below;
             let is_due = session.purging.is_some() || session.words.digested().0 >= session.digest_asked;
             if is_due || scarce {
-                state.purge_some(self.limits.purge_steps);
+                state.purge_some(self.limits.purge_steps.max(2));
             }
             let Some(session) = state.session.as_mut() else { return };
-            let pause = session.next_pause();
-            let full = session.ring.live_bytes() > session.ring.bytes() / 2;
+            // Until a purge is over, space that it frees counts as full.
+            let is_purging = session.purging.is_some();
+            let pause = if is_purging { Duration::ZERO } else { session.next_pause() };
+            let full = !is_purging && session.ring.live_bytes() > session.ring.bytes() / 2;
             let grow = (full && session.grows_ahead()).then(|| session.larger_log(0)).flatten();
             let ask = full && session.words.digested().0 >= session.digest_asked;
             if ask {
