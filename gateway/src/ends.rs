@@ -62,7 +62,8 @@ impl Ends {
     /// `cuts` was read.
     pub(crate) fn known(&self, node: InodeNumber, end: u64, cuts: u64) {
         let mut state = self.0.lock();
-        if state.cuts == cuts {
+        // The end 0 is known of each file, and `end_at` would not remove it.
+        if state.cuts == cuts && end > 0 {
             let known = state.ends.entry(node).or_insert(0);
             *known = end.max(*known);
         }
@@ -87,7 +88,9 @@ impl Gateway {
         }
         let Ok(stay) = self.units.enter_pages(inode, LeaseMode::Read) else { return };
         reply.stays(stay);
-        if let Ok(Attributes { size, .. }) = self.engine.getattr(Target::Open(handle)) {
+        if let Ok(Attributes { size, .. }) = self.engine.getattr(Target::Open(handle))
+            && !knows(size)
+        {
             let _ = self.store_end(inode, handle, size);
         }
     }
@@ -133,5 +136,11 @@ mod tests {
         ends.cut(node, 0);
         ends.known(node, 10, cuts);
         assert!(!ends.reaches(node, 10));
+        // Nothing is kept of a file that the kernel has forgotten, whatever its size was.
+        for end in [0, 5] {
+            ends.known(node, end, ends.cuts());
+            ends.end_at(node, 0);
+            assert!(ends.0.lock().ends.is_empty());
+        }
     }
 }

@@ -317,7 +317,7 @@ impl Gateway {
         });
         let (attributes, stay) = held.map_or((*attributes, None), |(fresh, stay)| (fresh, Some(stay)));
         self.ends.end_at(inode, attributes.size);
-        if is_new {
+        if is_new && self.caches {
             self.ends.known(inode, attributes.size, cuts);
         }
         let attr_valid = Self::valid(stay, reply);

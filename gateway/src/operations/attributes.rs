@@ -141,7 +141,9 @@ impl Gateway {
         if let Some(size) = changes.size {
             self.is_cut(attributes.inode, size);
             self.wait_for_creations(attributes.inode);
-            self.ends.known(attributes.inode, size, self.ends.cuts());
+            if self.caches {
+                self.ends.known(attributes.inode, size, self.ends.cuts());
+            }
         }
         // Not cacheable: the kernel accepts it even if it was told meanwhile to drop the inode.
         Ok(self.tell_attributes(&attributes, None, reply))

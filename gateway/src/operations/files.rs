@@ -256,14 +256,15 @@ impl Gateway {
         }
         let cuts = self.ends.cuts();
         let written = self.engine.write(&caller, file.handle, at, &from)?;
-        self.wait_for_creations(file.inode);
         if self.caches {
-            self.ends.known(file.inode, fields.offset + written.bytes as u64, cuts);
             if appends {
                 self.units.append_ends(file.inode, fields.offset + written.bytes as u64);
             }
-            // A repair waits for pages that a read may hold, and this read must not wait for the repair.
+            // A repair waits for pages that a read may hold, and this read must not wait for the repair. Nor for the thread
+            // that sent CREATE, which may wait for such a page.
             self.writes.served(file.inode, header.unique);
+            self.wait_for_creations(file.inode);
+            self.ends.known(file.inode, fields.offset + written.bytes as u64, cuts);
             self.repair_after(&file, fields.offset, (bytes, &written));
         }
         let bytes = u32::try_from(written.bytes).expect("no more is written than was given");
