@@ -29,8 +29,9 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// A longer write is not gathered: it is one extent by itself.
 const BLOCKS_MAX: u64 = 16;
 
-/// Blocks that are so far apart are looked up one by one: the extents between them would be read in vain.
-const GAP_BLOCKS: u64 = 32;
+/// Blocks that are so far apart are looked up one by one: the extents between them would be read in vain. A leaf of the tree
+/// describes about as many blocks.
+const GAP_BLOCKS: u64 = 256;
 
 /// Blocks of a file whose extents are held in memory at once, about.
 const GROUP_BLOCKS: u64 = 4096;

@@ -1,5 +1,7 @@
-//! One node of the tree in memory, in its two shapes: a page as it lies on the medium, checked once and then only
-//! read, and a node under change, which becomes a page when its batch commits.
+//! One node of the tree in memory: a page as it lies on the medium, checked once and then only read, and a node under
+//! change, which becomes a page when its batch commits. A leaf of which values are replaced by others of the same length is
+//! a page again, at another place ([`RevisedLeaf`]): taking it apart and putting it together would take longer than all
+//! else that is done to it.
 
 use format::node::{Key, NODE_MAGIC, NodeHeader, NodeView, Slot};
 use format::root::NodePointer;
@@ -26,6 +28,7 @@ const JOINED_BYTES: usize = NODE_ROOM * 3 / 4;
 pub(crate) const KEY_MIN: Key = Key::new(0, format::node::ItemKind::Inode, 0);
 
 /// A node that was read from the medium and found sound.
+#[derive(Clone, Debug)]
 pub(crate) struct Page {
     bytes: Box<[u8; BLOCK_BYTES]>,
     slots: Vec<Slot>,
@@ -83,6 +86,53 @@ impl Page {
     pub fn filled(&self) -> usize {
         self.slots.iter().map(|slot| size_of::<Slot>() + usize::from(slot.bytes.get())).sum()
     }
+
+    /// The index of a key's slot.
+    pub fn find(&self, key: &Key) -> Option<usize> {
+        self.slots.binary_search_by(|slot| slot.key.cmp(key)).ok()
+    }
+
+    /// How many keys are smaller than `key`, or not larger.
+    pub fn below(&self, key: &Key, or_equal: bool) -> usize {
+        self.slots.partition_point(|slot| slot.key < *key || or_equal && slot.key == *key)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8; BLOCK_BYTES] {
+        &self.bytes
+    }
+}
+
+/// A leaf under change whose items have the keys and lengths that they had: a page of its own, with other values.
+#[derive(Debug)]
+pub(crate) struct RevisedLeaf(Page);
+
+impl RevisedLeaf {
+    /// A leaf of a page, of which values are to be changed.
+    pub fn of_page(page: &Page) -> Self {
+        Self(page.clone())
+    }
+
+    /// The page, whose block and version are still those of the page that it was made of.
+    pub fn page(&self) -> &Page {
+        &self.0
+    }
+
+    /// The value of the slot with this index.
+    pub fn value_mut(&mut self, index: usize) -> &mut [u8] {
+        let slot = &self.0.slots[index];
+        let start = usize::from(slot.offset.get());
+        &mut self.0.bytes[start..start + usize::from(slot.bytes.get())]
+    }
+
+    /// The page that will lie in `block`.
+    pub fn into_page(self, block: Block, version: Sequence) -> Page {
+        let mut page = self.0;
+        let (header, _) =
+            NodeHeader::mut_from_prefix(&mut page.bytes[..]).expect("a page begins with a header");
+        (header.block, header.version, page.version) = (block, version, version);
+        page
+    }
 }
 
 /// Where a child is: as it lies on the medium, or changed by the batch and in memory only.
@@ -92,6 +142,8 @@ pub(crate) enum Child {
     Clean(NodePointer),
     /// Changed: a leaf.
     Leaf(Leaf),
+    /// Changed: a leaf with other values.
+    Revised(RevisedLeaf),
     /// Changed: an inner node.
     Inner(Inner),
 }
@@ -296,6 +348,7 @@ impl Child {
         match self {
             Self::Clean(_) => NODE_ROOM,
             Self::Leaf(leaf) => leaf.filled,
+            Self::Revised(leaf) => leaf.page().filled(),
             Self::Inner(inner) => inner.children.len() * (size_of::<Slot>() + size_of::<NodePointer>()),
         }
     }
@@ -320,7 +373,7 @@ impl Child {
         match (self, right) {
             (Self::Leaf(left), Self::Leaf(right)) => left.take_in(&right.items, &right.values),
             (Self::Inner(left), Self::Inner(mut right)) => left.children.append(&mut right.children),
-            _ => unreachable!("siblings are of one level and both under change"),
+            _ => unreachable!("siblings are of one level and both opened"),
         }
     }
 }

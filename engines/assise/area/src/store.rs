@@ -8,7 +8,7 @@ use crate::AreaError;
 use crate::node::Page;
 use format::checksum::{self, Salt};
 use format::root::NodePointer;
-use format::{BLOCK_BYTES, Block, DecodeError, Sequence};
+use format::{BLOCK_BYTES, Block, DecodeError};
 use pmem::Region;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -56,19 +56,17 @@ impl NodeStore {
     }
 
     /// Writes a node; it is durable when the tree file is synced. Gives the pointer to it.
-    pub fn write(
-        &self,
-        bytes: Box<[u8; BLOCK_BYTES]>,
-        block: Block,
-        level: u8,
-        version: Sequence,
-    ) -> Result<NodePointer, AreaError> {
+    pub fn write(&self, bytes: Box<[u8; BLOCK_BYTES]>, block: Block, level: u8) -> NodePointer {
+        self.write_page(Page::decode(bytes, block, level).expect("what was just encoded is sound"), block)
+    }
+
+    /// The same of a node that is a page.
+    pub fn write_page(&self, page: Page, block: Block) -> NodePointer {
         assert!(self.blocks.contains(&block.get()), "the allocator gives blocks of nodes");
-        let checksum = checksum::of(Salt::NONE, &bytes[..]);
-        self.region.write(byte_of(block), &bytes[..]);
-        let page = Page::decode(bytes, block, level).expect("what was just encoded is sound");
+        let (checksum, version) = (checksum::of(Salt::NONE, page.bytes()), page.version());
+        self.region.write(byte_of(block), page.bytes());
         self.lock().put(block, checksum, Arc::new(page));
-        Ok(NodePointer { block, checksum: U32::new(checksum), version })
+        NodePointer { block, checksum: U32::new(checksum), version }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Cache> {

@@ -7,10 +7,13 @@
 //! The separator of an inner node's child is the smallest key that may stand in it; the leftmost path begins with
 //! [`KEY_MIN`]. Levels fall by one at each step, whatever a page says, so that no damage can make a walk endless.
 
+mod edit;
+
+use self::edit::Edit;
 use crate::AreaError;
-use crate::node::{CHILDREN_MAX, Child, HEIGHT_MAX, Inner, KEY_MIN, Leaf, NODE_ROOM, Page, encode};
+use crate::node::{Child, HEIGHT_MAX, Inner, KEY_MIN, Leaf, NODE_ROOM, Page, encode};
 use crate::store::NodeStore;
-use format::node::{Key, VALUE_BYTES_MAX};
+use format::node::Key;
 use format::root::NodePointer;
 use format::{Block, Sequence};
 use std::iter::Peekable;
@@ -75,7 +78,7 @@ impl Tree {
     pub fn committed_root(&self) -> Option<(NodePointer, u32)> {
         match &self.root {
             Child::Clean(pointer) => Some((*pointer, self.height)),
-            Child::Leaf(_) | Child::Inner(_) => None,
+            Child::Leaf(_) | Child::Revised(_) | Child::Inner(_) => None,
         }
     }
 
@@ -96,6 +99,10 @@ impl Tree {
             match child {
                 Child::Clean(pointer) => return get_clean(store, *pointer, level, key, take),
                 Child::Leaf(leaf) => return Ok(leaf.get(key).map(take)),
+                Child::Revised(leaf) => {
+                    let page = leaf.page();
+                    return Ok(page.find(key).map(|index| take(page.value(index))));
+                }
                 Child::Inner(inner) => child = &inner.children[inner.child_of(key)].1,
             }
             level -= 1;
@@ -220,8 +227,7 @@ fn get_clean<T>(
     loop {
         let page = store.load(&pointer, level)?;
         if level == 0 {
-            let found = page.slots().binary_search_by(|slot| slot.key.cmp(key));
-            return Ok(found.ok().map(|index| take(page.value(index))));
+            return Ok(page.find(key).map(|index| take(page.value(index))));
         }
         pointer = page.child(page.child_of(key));
         level -= 1;
@@ -248,6 +254,7 @@ fn scan_child(
                 }
             }
         }
+        Child::Revised(leaf) => return Ok(scan_page(leaf.page(), bounds, visit)),
         Child::Inner(inner) => {
             for (first, child) in &inner.children[inner.child_of(from)..] {
                 if first > to || scan_child(store, child, level - 1, bounds, visit)?.is_break() {
@@ -268,21 +275,25 @@ fn scan_clean(
 ) -> Result<ControlFlow<()>, AreaError> {
     let (from, to) = bounds;
     let page = store.load(pointer, level)?;
-    let start = match level {
-        0 => page.slots().partition_point(|slot| slot.key < *from),
-        _ => page.child_of(from),
-    };
-    for (index, slot) in page.slots().iter().enumerate().skip(start) {
-        let done = match level {
-            _ if slot.key > *to => ControlFlow::Break(()),
-            0 => visit(&slot.key, page.value(index)),
-            _ => scan_clean(store, &page.child(index), level - 1, bounds, visit)?,
-        };
-        if done.is_break() {
-            return Ok(done);
+    if level == 0 {
+        return Ok(scan_page(&page, bounds, visit));
+    }
+    for (index, slot) in page.slots().iter().enumerate().skip(page.child_of(from)) {
+        if slot.key > *to || scan_clean(store, &page.child(index), level - 1, bounds, visit)?.is_break() {
+            return Ok(ControlFlow::Break(()));
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+/// The same of a leaf.
+fn scan_page(page: &Page, (from, to): Bounds<'_>, visit: &mut Visit<'_>) -> ControlFlow<()> {
+    for (index, slot) in page.slots().iter().enumerate().skip(page.below(from, false)) {
+        if slot.key > *to || visit(&slot.key, page.value(index)).is_break() {
+            return ControlFlow::Break(());
+        }
+    }
+    ControlFlow::Continue(())
 }
 
 /// The largest key of a subtree that is not larger than `key`. Only on the path to `key` can a child fail to have
@@ -292,8 +303,7 @@ fn floor_child(store: &NodeStore, child: &Child, level: u8, key: &Key) -> Result
         Child::Clean(pointer) => {
             let page = store.load(pointer, level)?;
             if level == 0 {
-                let above = page.slots().partition_point(|slot| slot.key <= *key);
-                return Ok(above.checked_sub(1).map(|index| page.slots()[index].key));
+                return Ok(floor_in(&page, key));
             }
             for index in (0..=page.child_of(key)).rev() {
                 let child = Child::Clean(page.child(index));
@@ -305,6 +315,7 @@ fn floor_child(store: &NodeStore, child: &Child, level: u8, key: &Key) -> Result
         Child::Leaf(leaf) => {
             return Ok(leaf.below(key, true).checked_sub(1).map(|index| leaf.key(index)));
         }
+        Child::Revised(leaf) => return Ok(floor_in(leaf.page(), key)),
         Child::Inner(inner) => {
             for (_, child) in inner.children[..=inner.child_of(key)].iter().rev() {
                 if let Some(found) = floor_child(store, child, level - 1, key)? {
@@ -316,184 +327,9 @@ fn floor_child(store: &NodeStore, child: &Child, level: u8, key: &Key) -> Result
     Ok(None)
 }
 
-impl Child {
-    /// Notes that it covers more keys from now on, behind those that it covered. A node under change gets the commit's
-    /// version anyway, but its last child reaches further, too.
-    fn reach_further(&mut self) {
-        match self {
-            Self::Clean(pointer) => pointer.version = OF_THIS_COMMIT,
-            Self::Leaf(_) => {}
-            Self::Inner(inner) => {
-                let (_, last) = inner.children.last_mut().expect("an inner node has children");
-                last.reach_further();
-            }
-        }
-    }
-}
-
-/// A change on its way down the tree.
-struct Edit<'a> {
-    store: &'a NodeStore,
-    freed: &'a mut Vec<Block>,
-    changed: &'a mut u32,
-}
-
-impl Edit<'_> {
-    /// Brings a node into memory to be changed.
-    fn open(&mut self, child: &mut Child, level: u8) -> Result<(), AreaError> {
-        let Child::Clean(pointer) = child else { return Ok(()) };
-        let page = self.store.load(pointer, level)?;
-        let reaches_further = pointer.version == OF_THIS_COMMIT;
-        self.freed.push(pointer.block);
-        *self.changed += 1;
-        *child = match level {
-            0 => Child::Leaf(Leaf::of_page(&page)),
-            _ => Child::Inner(Inner::of_page(&page)),
-        };
-        if reaches_further {
-            child.reach_further();
-        }
-        Ok(())
-    }
-
-    /// Puts items below `child`, as long as they are smaller than `end` and nothing is split off; gives what was, with its
-    /// smallest key.
-    fn put<'v>(
-        &mut self,
-        child: &mut Child,
-        level: u8,
-        items: &mut Peekable<impl Iterator<Item = (Key, &'v [u8])>>,
-        end: Option<Key>,
-    ) -> Result<Option<(Key, Child)>, AreaError> {
-        self.open(child, level)?;
-        let within = |(key, _): &(Key, &[u8])| end.is_none_or(|end| *key < end);
-        match child {
-            Child::Clean(_) => unreachable!("it was opened"),
-            Child::Leaf(leaf) => {
-                while let Some((key, value)) = items.next_if(within) {
-                    assert!(value.len() <= VALUE_BYTES_MAX, "a value fits a node four times");
-                    leaf.put(key, value);
-                    if leaf.is_over() {
-                        *self.changed += 1;
-                        let right = leaf.split(&key);
-                        return Ok(Some((right.key(0), Child::Leaf(right))));
-                    }
-                }
-            }
-            Child::Inner(inner) => {
-                while let Some((key, _)) = items.peek().filter(|item| within(item)) {
-                    let index = inner.child_of(key);
-                    let child_end = inner.children.get(index + 1).map(|(first, _)| *first).or(end);
-                    let split = self.put(&mut inner.children[index].1, level - 1, items, child_end)?;
-                    let Some(split) = split else { continue };
-                    inner.children.insert(index + 1, split);
-                    if inner.children.len() > CHILDREN_MAX {
-                        *self.changed += 1;
-                        let right = inner.split(index + 1);
-                        return Ok(Some((right.children[0].0, Child::Inner(right))));
-                    }
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// Shows the values of keys below `child`, as long as they are smaller than the second of the pair.
-    fn change<T>(
-        &mut self,
-        child: &mut Child,
-        level: u8,
-        (keys, end): (&mut Peekable<impl Iterator<Item = (Key, T)>>, Option<Key>),
-        change: &mut impl FnMut(T, &mut [u8]),
-    ) -> Result<(), AreaError> {
-        self.open(child, level)?;
-        let within = |(key, _): &(Key, T)| end.is_none_or(|end| *key < end);
-        match child {
-            Child::Clean(_) => unreachable!("it was opened"),
-            Child::Leaf(leaf) => {
-                while let Some((key, with)) = keys.next_if(within) {
-                    change(with, leaf.get_mut(&key).expect("the item was looked up before"));
-                }
-            }
-            Child::Inner(inner) => {
-                while let Some((key, _)) = keys.peek().filter(|item| within(item)) {
-                    let index = inner.child_of(key);
-                    let child_end = inner.children.get(index + 1).map(|(first, _)| *first).or(end);
-                    self.change(&mut inner.children[index].1, level - 1, (keys, child_end), change)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes an item that is there out from below `child`.
-    fn remove(&mut self, child: &mut Child, level: u8, key: &Key) -> Result<(), AreaError> {
-        self.open(child, level)?;
-        match child {
-            Child::Clean(_) => unreachable!("it was opened"),
-            Child::Leaf(leaf) => {
-                let removed = leaf.remove(key);
-                assert!(removed, "the item was looked up before");
-            }
-            Child::Inner(inner) => {
-                let index = inner.child_of(key);
-                self.remove(&mut inner.children[index].1, level - 1, key)?;
-                self.tidy(inner, index)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets a child begin with a smaller key than before: the separators on its leftmost path say so, too.
-    fn begin_at(
-        &mut self,
-        (separator, child): &mut (Key, Child),
-        level: u8,
-        first: Key,
-    ) -> Result<(), AreaError> {
-        *separator = first;
-        self.open(child, level)?;
-        match child {
-            Child::Inner(inner) => self.begin_at(&mut inner.children[0], level - 1, first),
-            Child::Leaf(_) | Child::Clean(_) => Ok(()),
-        }
-    }
-
-    /// After a removal below the child with this index: drops it if it is empty, joins it to a sibling if both
-    /// have little in them.
-    fn tidy(&mut self, inner: &mut Inner, index: usize) -> Result<(), AreaError> {
-        let child = &inner.children[index].1;
-        if child.is_empty() {
-            let (first, _) = inner.children.remove(index);
-            *self.changed -= 1;
-            // A neighbour covers its keys from now on.
-            return match (index.checked_sub(1), inner.children.first_mut()) {
-                (Some(left), _) => {
-                    inner.children[left].1.reach_further();
-                    Ok(())
-                }
-                (None, Some(next)) => self.begin_at(next, inner.level - 1, first),
-                (None, None) => Ok(()),
-            };
-        }
-        if !child.is_sparse() || inner.children.len() == 1 {
-            return Ok(());
-        }
-        let left = if index + 1 < inner.children.len() { index } else { index - 1 };
-        let sibling = if left == index { index + 1 } else { left };
-        let sibling_filled = match &inner.children[sibling].1 {
-            Child::Clean(pointer) => self.store.load(pointer, inner.level - 1)?.filled(),
-            changed => changed.filled(),
-        };
-        if !Child::may_join(child.filled(), sibling_filled) {
-            return Ok(());
-        }
-        self.open(&mut inner.children[sibling].1, inner.level - 1)?;
-        let (_, right) = inner.children.remove(left + 1);
-        inner.children[left].1.join(right);
-        *self.changed -= 1;
-        Ok(())
-    }
+/// The largest key of a leaf that is not larger than `key`.
+fn floor_in(page: &Page, key: &Key) -> Option<Key> {
+    page.below(key, true).checked_sub(1).map(|index| page.slots()[index].key)
 }
 
 fn write_child(
@@ -512,7 +348,12 @@ fn write_child(
             assert!(leaf.count() == 0 || !leaf.is_over(), "a leaf that is too full was split");
             let block = allocate()?;
             *nodes += 1;
-            return store.write(encode(0, leaf.items_from(0), block, version), block, 0, version);
+            return Ok(store.write(encode(0, leaf.items_from(0), block, version), block, 0));
+        }
+        Child::Revised(leaf) => {
+            let block = allocate()?;
+            *nodes += 1;
+            return Ok(store.write_page(leaf.into_page(block, version), block));
         }
         Child::Inner(inner) => {
             let mut pointers = Vec::with_capacity(inner.children.len());
@@ -526,7 +367,7 @@ fn write_child(
     let block = allocate()?;
     let items = items.iter().map(|(first, pointer)| (*first, pointer.as_bytes()));
     *nodes += 1;
-    store.write(encode(level, items, block, version), block, level, version)
+    Ok(store.write(encode(level, items, block, version), block, level))
 }
 
 /// Checks a page against the keys that its parent says may stand in it.
@@ -605,6 +446,24 @@ mod tests {
                     let items = values.iter().map(|(number, value)| (key(*number), &value[..]));
                     tree.put_in_order(&store, &mut items.peekable()).unwrap();
                     model.extend(values);
+                }
+                if draw(4) == 0 {
+                    // Values of the same length, put or changed where they stand.
+                    let (from, byte) = (draw(keys), draw(256) as u8);
+                    let numbers: Vec<u64> = model.range(from..).map(|(number, _)| *number).take(3).collect();
+                    if byte.is_multiple_of(2) {
+                        let values: Vec<_> =
+                            numbers.iter().map(|n| (*n, vec![byte; model[n].len()])).collect();
+                        let items = values.iter().map(|(number, value)| (key(*number), &value[..]));
+                        tree.put_in_order(&store, &mut items.peekable()).unwrap();
+                    } else {
+                        let mut changes = numbers.iter().map(|number| (key(*number), byte)).peekable();
+                        let mut change = |byte, value: &mut [u8]| value.fill(byte);
+                        tree.change_in_order(&store, &mut changes, &mut change).unwrap();
+                    }
+                    for number in numbers {
+                        model.get_mut(&number).unwrap().fill(byte);
+                    }
                 }
                 let asked = draw(keys);
                 let floor = model.range(..=asked).next_back().map(|(number, _)| key(*number));
@@ -690,7 +549,9 @@ mod tests {
                     let (from, put) = (draw(keys), draw(4) < puts);
                     for number in from..(from + length).min(keys) {
                         if put {
-                            let value = vec![version as u8; 600 + draw(361) as usize];
+                            // Some take the place of others of their length.
+                            let other = if step % 2 == 0 { 0 } else { draw(361) as usize };
+                            let value = vec![version as u8; 600 + other];
                             tree.put(&store, key(number), &value).unwrap();
                             model.insert(number, version as u8);
                         } else {
