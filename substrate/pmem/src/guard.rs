@@ -11,6 +11,10 @@
 //! while the entry changes. A lock of its own protects changes of the table; no region is accessed under it. Faults
 //! at other addresses, and signals sent by a process, are forwarded to the previous handler. Table and handler are
 //! global to the process, because a signal handler has no other way to find the regions.
+//!
+//! A mapping for reading a file whose owner may truncate it is in the table without a region
+//! ([`crate::Region::map_for_reading`]): a copy from it ends with an error where the file is gone ([`crate::copy`]), and
+//! nothing is lost.
 
 use crate::MediaError;
 use std::mem::MaybeUninit;
@@ -76,11 +80,7 @@ impl Guard {
     pub fn new(watch: &Arc<Watch>, name: &str, start: usize, bytes: usize) -> Result<Self, MediaError> {
         let file = File { name: name.to_owned(), lost: AtomicBool::new(false), watch: watch.clone() };
         let file = Arc::new(file);
-        let changing = change();
-        let free = TABLE.iter().find(|entry| entry.file.load(Ordering::SeqCst).is_null());
-        let entry = free.ok_or(MediaError::Os(libc::ENOMEM))?;
-        entry.set(start, start + bytes, Arc::as_ptr(&file).cast_mut());
-        drop(changing);
+        let entry = Entry::add(start, start + bytes, Arc::as_ptr(&file).cast_mut())?;
         watch.files().push(file.clone());
         Ok(Self { entry, file })
     }
@@ -101,10 +101,30 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let changing = change();
-        self.entry.set(0, 0, null_mut());
-        drop(changing);
+        self.entry.remove();
         self.file.watch.files().retain(|other| !Arc::ptr_eq(other, &self.file) || self.is_lost());
+    }
+}
+
+/// Guard of a mapping for reading, dropped before the mapping: copies from it end with an error where the file is gone.
+pub(crate) struct CopyGuard(&'static Entry);
+
+impl CopyGuard {
+    /// True if the handler can end copies on this processor.
+    pub const WORKS: bool = cfg!(target_arch = "x86_64");
+
+    /// Guards the pages of a mapping. The handler must be installed.
+    ///
+    /// # Errors
+    /// `Os` (ENOMEM): the limit of guarded regions is reached.
+    pub fn new(start: usize, bytes: usize) -> Result<Self, MediaError> {
+        Entry::add(start, start + bytes, null_mut()).map(Self)
+    }
+}
+
+impl Drop for CopyGuard {
+    fn drop(&mut self) {
+        self.0.remove();
     }
 }
 
@@ -113,8 +133,9 @@ struct Entry {
     /// Odd while the other fields change.
     version: AtomicUsize,
     start: AtomicUsize,
+    /// Zero in a free entry.
     end: AtomicUsize,
-    /// Valid as long as the entry refers to it; null in a free entry.
+    /// Valid as long as the entry refers to it; null if copies end with an error.
     file: AtomicPtr<File>,
 }
 
@@ -134,6 +155,19 @@ fn change() -> MutexGuard<'static, ()> {
 }
 
 impl Entry {
+    fn add(start: usize, end: usize, file: *mut File) -> Result<&'static Self, MediaError> {
+        let _changing = change();
+        let free = TABLE.iter().find(|entry| entry.end.load(Ordering::SeqCst) == 0);
+        let entry = free.ok_or(MediaError::Os(libc::ENOMEM))?;
+        entry.set(start, end, file);
+        Ok(entry)
+    }
+
+    fn remove(&self) {
+        let _changing = change();
+        self.set(0, 0, null_mut());
+    }
+
     /// The caller holds the lock of the table.
     fn set(&self, start: usize, end: usize, file: *mut File) {
         self.version.fetch_add(1, Ordering::SeqCst);
@@ -150,7 +184,7 @@ impl Entry {
         let (start, end) = (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
         let file = self.file.load(Ordering::SeqCst).cast_const();
         let whole = version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version;
-        (whole && !file.is_null() && (start..end).contains(&address)).then_some((start, end, file))
+        (whole && (start..end).contains(&address)).then_some((start, end, file))
     }
 }
 
@@ -189,21 +223,23 @@ unsafe extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *m
     let of_access = matches!(code, libc::BUS_ADRERR | libc::BUS_MCEERR_AR);
     // SAFETY: as above.
     let errno_before = unsafe { *errno };
-    let lost = of_access && lose(address);
+    let handled = of_access
+        && match TABLE.iter().find_map(|entry| entry.holding(address)) {
+            // SAFETY: the kernel gives the context of the interrupted code.
+            Some((_, _, file)) if file.is_null() => unsafe { end_copy(context) },
+            Some(mapping) => lose(mapping),
+            None => false,
+        };
     // SAFETY: as above; errno is restored for the interrupted code.
     unsafe { *errno = errno_before };
-    if !lost {
+    if !handled {
         // SAFETY: the arguments are those of the kernel.
         unsafe { pass_on(signal, info, context) };
     }
 }
 
-/// Marks the region that contains the address, and replaces its pages by zeros; false if there is none, or no
-/// memory.
-fn lose(address: usize) -> bool {
-    let Some((start, end, file)) = TABLE.iter().find_map(|entry| entry.holding(address)) else {
-        return false;
-    };
+/// Marks the region of a mapping that is being accessed, and replaces its pages by zeros; false if there is no memory.
+fn lose((start, end, file): (usize, usize, *const File)) -> bool {
     // SAFETY: the mapping is being accessed, so its guard lives, and the file with it.
     let file = unsafe { &*file };
     file.mark_lost();
@@ -212,6 +248,28 @@ fn lose(address: usize) -> bool {
     // SAFETY: the pages are those of the guarded mapping, which lends no references and is unmapped as a whole.
     let zeros = unsafe { libc::mmap(start as *mut libc::c_void, end - start, rights, flags, -1, 0) };
     zeros != libc::MAP_FAILED
+}
+
+/// Lets a copy that faulted return an error; false if it was other code.
+///
+/// # Safety
+/// `context` is that of the interrupted code, as the kernel gave it to the handler.
+#[cfg(target_arch = "x86_64")]
+unsafe fn end_copy(context: *mut libc::c_void) -> bool {
+    // SAFETY: as the caller promised.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let instruction = &mut registers[libc::REG_RIP as usize];
+    let landing = crate::copy::landing_of(instruction.cast_unsigned() as usize);
+    if let Some(landing) = landing {
+        *instruction = (landing as u64).cast_signed();
+    }
+    landing.is_some()
+}
+
+/// On other processors copies do not end by faults.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn end_copy(_context: *mut libc::c_void) -> bool {
+    false
 }
 
 /// Does what the process would have done without this handler.

@@ -2,7 +2,7 @@
 
 use crate::copy::{self, Fault, Sink, Source};
 use crate::fold::{FoldState, Folder, STRIDE};
-use crate::guard::{Guard, Watch};
+use crate::guard::{CopyGuard, Guard, Watch};
 use crate::primitives;
 use crate::read_mapping::CopyError;
 use crate::{LINE_BYTES, MediaError};
@@ -118,6 +118,11 @@ impl Mapping {
     /// Guards the pages under a name. The guard must be dropped before the mapping.
     pub fn guard(&self, watch: &Arc<Watch>, name: &str) -> Result<Guard, MediaError> {
         Guard::new(watch, name, self.start.as_ptr() as usize, self.bytes.next_multiple_of(PAGE_BYTES))
+    }
+
+    /// Lets copies from the pages end where the file is gone. The guard must be dropped before the mapping.
+    pub fn guard_copies(&self) -> Result<CopyGuard, MediaError> {
+        CopyGuard::new(self.start.as_ptr() as usize, self.bytes.next_multiple_of(PAGE_BYTES))
     }
 
     /// The address of a range within the mapping.

@@ -1,19 +1,27 @@
 //! A data segment as a client sees it: mapped read-only, from a descriptor that SharedFS passed over its socket.
 //!
+//! SharedFS itself maps long logs in this way ([`Region::map_for_reading`]).
+//!
 //! SharedFS may reuse the blocks at any moment, so the reader compares generation words before and after its copy
 //! (the read path of Assise §3.2.2, with the check that block reuse needs).
 
 use crate::copy::{Fault, Sink};
+use crate::guard::CopyGuard;
 use crate::mapping::Mapping;
 use crate::region::Region;
 use crate::{MediaError, copy};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A file mapped for reading.
 pub struct ReadMapping(Backing);
 
 enum Backing {
     Mapped(Mapping),
+    /// Fields are dropped in this order: the guard first.
+    Guarded {
+        _guard: CopyGuard,
+        mapping: Mapping,
+    },
     Region(Region),
 }
 
@@ -26,6 +34,15 @@ impl ReadMapping {
         Ok(Self(Backing::Mapped(Mapping::new(file.as_fd(), false, u64::MAX)?.not_for_children()?)))
     }
 
+    /// Maps a file of at most so many bytes in a process whose handler ends copies where the file is gone.
+    ///
+    /// # Errors
+    /// `Length` (an empty file, or a longer one), `Os`.
+    pub(crate) fn guarded(file: BorrowedFd<'_>, bytes_max: u64) -> Result<Self, MediaError> {
+        let mapping = Mapping::new(file, false, bytes_max)?.not_for_children()?;
+        Ok(Self(Backing::Guarded { _guard: mapping.guard_copies()?, mapping }))
+    }
+
     /// The same view without a descriptor: for test media, and for clients in the daemon's own process.
     pub fn from_region(region: Region) -> Self {
         Self(Backing::Region(region))
@@ -34,7 +51,7 @@ impl ReadMapping {
     /// Bytes of the file when it was mapped.
     pub fn bytes(&self) -> u64 {
         match &self.0 {
-            Backing::Mapped(mapping) => mapping.bytes(),
+            Backing::Mapped(mapping) | Backing::Guarded { mapping, .. } => mapping.bytes(),
             Backing::Region(region) => region.bytes(),
         }
     }
@@ -48,7 +65,9 @@ impl ReadMapping {
     /// If the range is not within the file, or the sink is shorter.
     pub fn copy_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
         match &self.0 {
-            Backing::Mapped(mapping) => mapping.read_to(offset, sink, bytes),
+            Backing::Mapped(mapping) | Backing::Guarded { mapping, .. } => {
+                mapping.read_to(offset, sink, bytes)
+            }
             Backing::Region(region) => region.read_to(offset, sink, bytes),
         }
     }

@@ -5,7 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![cfg(target_os = "linux")]
 
-use pmem::{MediaError, Medium, Region};
+use pmem::read_mapping::CopyError;
+use pmem::{MediaError, Medium, Region, Sink};
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -37,6 +38,31 @@ const TOUCHES: [fn(&Region, u64); 4] = [
     |region, at| region.store(at, &[1; 3]),
     |region, at| region.persist(at..at + 64),
 ];
+
+/// The region of a file that is read through a second mapping stays what it is.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_copy_from_a_mapping_for_reading_ends_where_the_file_is_gone() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let medium = Medium::memory(folder.path()).unwrap().guarded().unwrap();
+    let log = medium.create("log", 4 * PAGE).unwrap();
+    log.write(0, &[7; 4 * PAGE as usize]);
+    let mapping = log.map_for_reading().unwrap();
+    let copy = |offset, bytes: usize| {
+        let mut target = vec![0; bytes];
+        mapping.copy_to(offset, &mut Sink::from(&mut target[..]), bytes).map(|()| target)
+    };
+    assert_eq!((copy(10, 9000), log.written_until(0)), (Ok(vec![7; 9000]), 4 * PAGE));
+    cut(folder.path(), "log", 2 * PAGE);
+    assert_eq!(log.written_until(PAGE), 2 * PAGE);
+    for (offset, bytes) in [(0, 9000), (2 * PAGE, 1), (4 * PAGE - 64, 64)] {
+        assert_eq!(copy(offset, bytes), Err(CopyError::Media(MediaError::Unreadable)), "{offset}");
+    }
+    assert_eq!(copy(0, 8192), Ok(vec![7; 8192]));
+    assert_eq!((log.check(), medium.lost(|_| true)), (Ok(()), None));
+    let plain = Medium::memory(folder.path()).unwrap().create("plain", PAGE).unwrap();
+    assert!(plain.map_for_reading().is_none(), "its faults would end the process");
+}
 
 #[test]
 fn a_file_that_is_cut_is_lost_where_it_is_touched_and_no_other_is() {
