@@ -325,6 +325,12 @@ impl Mounted {
         self.shared.gateway.units.strays()
     }
 
+    /// Number of changes of a file's size that were answered although the kernel may not have taken over an older answer to
+    /// CREATE: a mapping of the file may have lost what lay behind the older size.
+    pub fn overdue_sizes(&self) -> u64 {
+        self.shared.gateway.size_holds.overdue()
+    }
+
     /// Number of messages of each kind, with the kernel's names.
     pub fn messages(&self) -> Vec<(&'static str, u64)> {
         self.shared.gateway.tally.counts()

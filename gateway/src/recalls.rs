@@ -5,6 +5,7 @@
 use crate::gateway::Gateway;
 use crate::orphans::Due;
 use crate::pages::PAGE_BYTES;
+use crate::size_holds;
 use format::InodeNumber;
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, Waited, Word};
@@ -181,7 +182,9 @@ pub(crate) fn start_forgetting(gateway: &Arc<Gateway>) -> Result<(), ipc::Error>
 pub(crate) fn start(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
     let spawn = |name: &str, body: fn(&Gateway)| spawn(gateway, name, body);
     spawn("recalls", Gateway::hear_recalls)?;
-    spawn("creations", Gateway::confirm_creations)?;
+    for _ in 0..size_holds::THREADS {
+        spawn("creations", Gateway::confirm_creations)?;
+    }
     spawn("drops", |gateway| {
         while let Some(units) = gateway.plain_recalls.next_few(RECALLS_AT_ONCE) {
             gateway.recall(&units);

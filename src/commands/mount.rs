@@ -215,8 +215,8 @@ fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
     let calls = engine.calls_made();
     let calls: Vec<String> = calls.iter().map(|(kind, count)| format!("{count} {kind:?}")).collect();
     let (messages, calls, strays) = (messages.join(", "), calls.join(", "), mounted.stray_write_backs());
-    let (_, inodes) = mounted.inodes();
-    tracing::info!(messages, calls, strays, inodes, "not mounted any more");
+    let ((_, inodes), overdue_sizes) = (mounted.inodes(), mounted.overdue_sizes());
+    tracing::info!(messages, calls, strays, overdue_sizes, inodes, "not mounted any more");
     ended?;
     let _ = std::fs::remove_file(gateway_file(cluster, node));
     mountpoint::tidy(cluster, node);

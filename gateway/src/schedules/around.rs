@@ -120,7 +120,7 @@ pub(super) struct Kernel {
     /// Number of the next notifications that find no inode.
     pub(super) absent: Word,
     pub(super) epochs: Word,
-    /// 1 while a thread creates in a directory.
+    /// The directory in which a thread creates, or 0.
     pub(super) creating: Word,
     /// Number of notifications about names that began.
     pub(super) names: Word,
@@ -156,7 +156,7 @@ impl Kernel {
                 assert_eq!((fields.bytes as usize + 1, name.last()), (name.len(), Some(&0)));
                 self.names.fetch_add(1, Ordering::SeqCst);
                 SystemHost.wake(&self.names, ipc::WAKE_ALL);
-                wait_while(&self.creating, |creating| creating == 1);
+                wait_while(&self.creating, |creating| u64::from(creating) == fields.directory);
                 Ok(())
             }
             notice::RAISE_EPOCH => {
@@ -273,8 +273,12 @@ impl Around {
     }
 
     pub(super) fn create_with(&self, name: &[u8], flags: i32) -> (EntryOut, u64) {
+        self.create_in(ROOT, name, flags)
+    }
+
+    pub(super) fn create_in(&self, directory: u64, name: &[u8], flags: i32) -> (EntryOut, u64) {
         let fields = CreateIn { flags: flags as u32, mode: libc::S_IFREG | 0o644, ..CreateIn::default() };
-        let answer = self.ask(opcode::CREATE, ROOT, &[fields.as_bytes(), name, b"\0"]);
+        let answer = self.ask(opcode::CREATE, directory, &[fields.as_bytes(), name, b"\0"]);
         let (entry, rest) = EntryOut::read_from_prefix(&answer).unwrap();
         (entry, OpenOut::read_from_prefix(rest).unwrap().0.handle)
     }
