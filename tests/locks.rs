@@ -7,6 +7,7 @@
 mod harness;
 mod processes;
 
+use harness::until;
 use processes::{Job, Node, count, spin};
 use std::process::Command;
 
@@ -223,5 +224,44 @@ fn a_program_that_begins_with_a_test_of_a_lock_decides_its_locks_by_itself() {
     let made = requests() - before;
     assert!(made < 20, "{made} requests for 1000 locks");
     job.kill();
+    node.check();
+}
+
+/// A child has had the open file description, too, and has ended: SharedFS decides about the locks of such a description, and
+/// the close of the last descriptor ends them. The second description gets the lock lease while the first has a lock.
+#[test]
+fn a_description_that_a_child_had_keeps_no_lock_after_its_close() {
+    let node = Node::up();
+    let path = node.path("lock");
+    let ways = [
+        "fcntl.flock(fd, fcntl.LOCK_EX)",
+        "ofd(fd, 0, 10)",
+        "ofd(fd, 0, 10); other = os.open(path, os.O_RDWR); ofd(other, 20, 1); ofd(other, 30, 1)",
+    ];
+    for way in ways {
+        let program = format!(
+            "import fcntl, os, struct, sys\npath = {path:?}\n\
+             def ofd(fd, start, length): \
+             fcntl.fcntl(fd, 37, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, start, length, 0))\n\
+             fd = os.open(path, os.O_RDWR | os.O_CREAT)\n\
+             if os.fork() == 0: os.fstat(fd); os._exit(0)\n\
+             os.wait(); print('waited', flush=True); sys.stdin.readline()\n\
+             {way}\nos.close(fd); print('closed', flush=True); sys.stdin.read()"
+        );
+        let mut job = node.begin_program(&["python3", "-c", &program]);
+        job.expect("waited");
+        // The child's session ends when SharedFS notices the end of the child.
+        until("the session of the child ends", || {
+            node.status()["programs"].as_array().is_some_and(|programs| programs.len() == 1)
+        });
+        job.tell("go on");
+        job.expect("closed");
+        let other = format!(
+            "import fcntl; f = open({path:?}, 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 10)\n\
+             if 'other' not in {way:?}: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\nprint('free')"
+        );
+        assert_eq!(node.run(&["python3", "-c", &other]), "free\n", "{way}");
+        job.kill();
+    }
     node.check();
 }

@@ -68,6 +68,11 @@ impl LocalLocks {
         self.shared.insert(owner);
     }
 
+    /// Whether other processes share an owner.
+    pub fn is_shared(&self, owner: LockOwner) -> bool {
+        self.shared.contains(&owner)
+    }
+
     /// The session is over, and SharedFS has the locks.
     pub fn end_session(&mut self) {
         let inodes: Vec<InodeNumber> = self.files.keys().copied().collect();
@@ -75,7 +80,8 @@ impl LocalLocks {
         self.table = None;
     }
 
-    fn lose(&mut self, inode: InodeNumber) {
+    /// From now on SharedFS decides about the locks on a file.
+    pub fn lose(&mut self, inode: InodeNumber) {
         if let Some(file) = self.files.remove(&inode) {
             self.told.extend(file.owners(inode).map(|owner| (owner, inode)));
         }

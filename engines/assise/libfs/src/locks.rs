@@ -137,9 +137,15 @@ impl LibFs {
             Some(decided) => return decided,
             None => {}
         }
-        self.state().locks.note_told(owner, inode);
+        let is_shared = {
+            let mut state = self.state();
+            state.locks.note_told(owner, inode);
+            state.locks.is_shared(owner)
+        };
         let waits = if waker.is_some() { LOCK_WAITS } else { 0 };
-        let request = request(inode, owner, lock, waits | LOCK_LEASE);
+        // SharedFS would take a lease back for the next lock of an owner that other processes share.
+        let lease = if is_shared { 0 } else { LOCK_LEASE };
+        let request = request(inode, owner, lock, waits | lease);
         let (server, era) = self.ask_lock(&request)?;
         let Some(waker) = waker.filter(|_| server != 0) else { return Ok(Locked::Granted) };
         let mut asked = self.asked.lock();
@@ -311,8 +317,12 @@ impl LibFs {
             let mut state = self.state();
             state.begin();
             for inode in state.locks.files_of(owner, node) {
-                // If a lock cannot be released here, SharedFS knows its owner by then.
-                let _ = state.decide_lock(inode, owner, true, |locks| locks.release(owner, Some(inode)));
+                let released =
+                    state.decide_lock(inode, owner, true, |locks| locks.release(owner, Some(inode)));
+                // SharedFS decides whether another process still has a shared owner.
+                if released.is_none() {
+                    state.locks.lose(inode);
+                }
             }
             state.locks.take_told(owner, node)
         };

@@ -331,6 +331,12 @@ impl State {
         }
     }
 
+    /// Whether a session decides about the locks on an inode, and an owner has some.
+    pub fn has_listed(&self, id: SessionId, unit: InodeNumber, owner: LockOwner) -> bool {
+        let table = self.sessions.get(&id).and_then(|session| session.lock_table.as_ref());
+        table.is_some_and(|table| table.locks_on(unit).iter().any(|(_, other)| *other == owner))
+    }
+
     /// Imports the locks on an inode that a session decided. Its lease is over, and the session is outside or sealed.
     pub fn import_locks(&mut self, id: SessionId, unit: InodeNumber) {
         let Some(session) = self.sessions.get_mut(&id) else { return };

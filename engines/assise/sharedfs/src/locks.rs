@@ -394,7 +394,12 @@ impl Core {
             let mut state = self.state.lock();
             let uid = state.live(id)?.caller.uid;
             if request.owner_kind == OWNER_DESCRIPTION {
-                // Other processes may have the open file description, too.
+                // Locks that the session has not released itself, because other processes had the open file description.
+                if state.has_listed(id, request.inode, owner) {
+                    drop(state);
+                    state = self.decide_locks(id, request.inode)?;
+                }
+                // Other processes may still have it.
                 state.fall_silent(id, owner);
                 return Ok(Vec::new());
             }
