@@ -17,8 +17,8 @@ use ipc::{Host, Lock};
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
 use std::sync::Arc;
-use vfs::engine::{Attributes, Handle, Target};
-use vfs::{Error, LeaseMode};
+use vfs::engine::{Access, Attributes, Handle, Target};
+use vfs::{Caller, Error, LeaseMode};
 
 #[derive(Default)]
 struct EndsState {
@@ -100,20 +100,33 @@ impl Gateway {
     pub(crate) fn store_end(&self, node: InodeNumber, handle: Handle, end: u64) -> Result<(), Error> {
         let Some(at) = end.checked_sub(1).filter(|_| !self.ends.reaches(node, end)) else { return Ok(()) };
         let cuts = self.ends.cuts();
+        let mut byte = [0];
+        let own = match self.engine.read(handle, at, &mut [IoSliceMut::new(&mut byte)]) {
+            Err(Error::BadDescriptor) => match self.open_to_read(node) {
+                Some(own) => Some(own),
+                // The kernel accepts the size in the answer if no notification comes before it.
+                None => return Ok(()),
+            },
+            read => read.map(|_| None)?,
+        };
         // The kernel may know this end, which the gateway cannot see, and a mapping may have changed the byte: then it is
         // written back first.
         let from = at - at % PAGE_BYTES;
         self.repair(Repair::Moved { node, from, last: None });
-        let mut byte = [0];
-        let bytes = match self.engine.read(handle, at, &mut [IoSliceMut::new(&mut byte)]) {
-            // The file is not open for reading, so the kernel needs no end.
-            Err(Error::BadDescriptor) => return Ok(()),
-            bytes => bytes?,
-        };
-        if bytes == 1 && self.repair(Repair::Longer { node, at, byte: byte[0] }) {
+        let bytes = self.engine.read(own.unwrap_or(handle), at, &mut [IoSliceMut::new(&mut byte)]);
+        if let Some(own) = own {
+            self.engine.close(own);
+        }
+        if bytes? == 1 && self.repair(Repair::Longer { node, at, byte: byte[0] }) {
             self.ends.known(node, end, cuts);
         }
         Ok(())
+    }
+
+    /// A handle of the gateway's own for a file that programs have open for writing only.
+    fn open_to_read(&self, node: InodeNumber) -> Option<Handle> {
+        let access = Access { read: true, write: false };
+        self.engine.open(&Caller::ROOT, node, access, false).ok().map(|(handle, _)| handle)
     }
 }
 

@@ -50,6 +50,22 @@ fn the_kernel_has_the_last_byte_of_a_file_before_it_is_told_the_size() {
     around.gateway.end_recalls();
 }
 
+/// `lseek(SEEK_END)` asks in the same way. A notification alone would let the kernel ignore the size in the answer.
+#[test]
+fn the_kernel_has_the_last_byte_of_a_file_that_is_open_for_writing_only() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let (EntryOut { node, .. }, writer) = around.create(b"file");
+    let only = around.open(node, libc::O_WRONLY);
+    write_elsewhere(&around, writer, 0, b"longer");
+    assert_eq!(ask_size(&around, node, only), 6);
+    assert_eq!(stored(&around), [(5, b"r".to_vec())]);
+    for handle in [writer, only] {
+        around.release(node, handle);
+    }
+    around.gateway.end_recalls();
+}
+
 /// All ways in which the kernel learns that the file is shorter.
 #[test]
 fn a_file_that_was_cut_and_grows_again_has_its_last_byte_stored_again() {
