@@ -250,7 +250,9 @@ impl Tree {
                 Err(errno) if done == 0 => return Err(errno),
                 written => done += written.unwrap_or(0),
             }
-            if left > 0 || written.is_ok_and(|written| written == 0) || written.is_err() {
+            // The end was reached: a further read could find what was written here, if both are one file.
+            let is_over = read.is_ok_and(|read| read < piece);
+            if is_over || left > 0 || written.is_ok_and(|written| written == 0) || written.is_err() {
                 break;
             }
         }
