@@ -114,10 +114,15 @@ impl Gateway {
         let from = at - at % PAGE_BYTES;
         self.repair(Repair::Moved { node, from, last: None });
         let bytes = self.engine.read(own.unwrap_or(handle), at, &mut [IoSliceMut::new(&mut byte)]);
-        if let Some(own) = own {
-            self.engine.close(own);
-        }
-        if bytes? == 1 && self.repair(Repair::Longer { node, at, byte: byte[0] }) {
+        let bytes = match own {
+            Some(own) => {
+                self.engine.close(own);
+                // The program itself reads nothing.
+                bytes.unwrap_or(0)
+            }
+            None => bytes?,
+        };
+        if bytes == 1 && self.repair(Repair::Longer { node, at, byte: byte[0] }) {
             self.ends.known(node, end, cuts);
         }
         Ok(())

@@ -169,11 +169,17 @@ same("a map to be written to of a file open for reading", error(lambda: mmap.mma
 same("one of a file open for writing", error(lambda: mmap.mmap(writer, 10, prot=mmap.PROT_READ)), errno.EACCES)
 same("one of a folder", error(lambda: mmap.mmap(os.open(tree, os.O_RDONLY), 10, prot=mmap.PROT_READ)), errno.ENODEV)
 
-# A copy within one file ends where the file ended before it.
+# A copy within one file ends where the file ended before it, and its ranges are apart.
 one = fresh("four", b"abcdef")
 held = mmap.mmap(one, 6)
 same("a copy within a file", os.copy_file_range(one, one, 55, 1, 4095), 5)
 same("its end", (os.fstat(one).st_size, os.pread(one, 9, 4095)), (4100, b"bcdef"))
+long = 192 << 10
+os.pwrite(one, b"z" * long, 0)
+same("a long copy within a file", os.copy_file_range(one, one, 1 << 20, 0, long), long)
+same("its end", os.fstat(one).st_size, 2 * long)
+same("ranges that overlap", error(lambda: os.copy_file_range(one, one, 100, 0, 50)), errno.EINVAL)
+same("behind the end", os.copy_file_range(one, one, 10, 3 * long, 0), 0)
 
 # A file that another process changes is no stale copy in a map for reading.
 seen = mmap.mmap(reader, 4096, prot=mmap.PROT_READ)

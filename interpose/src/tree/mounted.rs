@@ -14,7 +14,8 @@ use crate::calls::sizes;
 use crate::descriptors::Internal;
 use crate::limits;
 use crate::local::local;
-use crate::mount::{Errno, Handle, Mount, Result};
+use crate::memory::TRANSFER_BYTES_MAX;
+use crate::mount::{Errno, Handle, Mount, Result, Target};
 use crate::{raw, real, regions, slots};
 use format::pass::{FOLDER, Opening, PassName};
 use format::record::FileType;
@@ -23,6 +24,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
 use vfs::file::OpenState;
 
 /// Flags of an open file that its twin also has.
@@ -232,6 +234,7 @@ impl Tree {
         to: (Handle, Option<i64>),
         bytes: usize,
     ) -> Result<usize> {
+        let bytes = self.bytes_to_copy(from, to, bytes)?;
         let mut buffer = vec![0; bytes.min(PIECE_BYTES)];
         let at = |offset: Option<i64>, done: usize| offset.map(|offset| offset as u64 + done as u64);
         let mut done = 0;
@@ -250,13 +253,41 @@ impl Tree {
                 Err(errno) if done == 0 => return Err(errno),
                 written => done += written.unwrap_or(0),
             }
-            // The end was reached: a further read could find what was written here, if both are one file.
             let is_over = read.is_ok_and(|read| read < piece);
             if is_over || left > 0 || written.is_ok_and(|written| written == 0) || written.is_err() {
                 break;
             }
         }
         Ok(done)
+    }
+
+    /// How much such a copy copies: up to where the source ends now, also if the copy extends it because both are one file.
+    fn bytes_to_copy(
+        &self,
+        from: (Handle, Option<i64>),
+        to: (Handle, Option<i64>),
+        bytes: usize,
+    ) -> Result<usize> {
+        let (source, target) = (self.file(&from.0)?, self.file(&to.0)?);
+        let reads = source.flags() & libc::O_ACCMODE != libc::O_WRONLY;
+        let writes = target.flags() & libc::O_ACCMODE != libc::O_RDONLY;
+        if !reads || !writes || target.flags() & libc::O_APPEND != 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        let place = |(file, offset): (Handle, Option<i64>)| match offset {
+            Some(offset) => Ok(offset as u64),
+            None => self.seek(file, 0, libc::SEEK_CUR),
+        };
+        let (start, end) = (place(from)?, place(to)?);
+        if [start, end].iter().any(|place| place.checked_add(bytes as u64).is_none()) {
+            return Err(Errno(libc::EOVERFLOW));
+        }
+        let left = self.attributes(Target::Open(from.0))?.stx_size.saturating_sub(start);
+        let bytes = bytes.min(TRANSFER_BYTES_MAX).min(usize::try_from(left).unwrap_or(usize::MAX));
+        if source.inode() == target.inode() && start.abs_diff(end) < bytes as u64 {
+            return Err(Errno(libc::EINVAL));
+        }
+        Ok(bytes)
     }
 
     /// `writev`, `pwritev`; at the end of the file if it has `O_APPEND`, or as the flags of `pwritev2` say.

@@ -24,6 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 /// Limit of guarded regions in a process.
 const REGIONS_MAX: usize = 1 << 14;
+/// Mappings for reading use these entries only, because they can be done without.
+const COPIES_MAX: usize = REGIONS_MAX / 4 * 3;
 
 /// State of the guarded files of one medium.
 #[derive(Debug, Default)]
@@ -80,7 +82,7 @@ impl Guard {
     pub fn new(watch: &Arc<Watch>, name: &str, start: usize, bytes: usize) -> Result<Self, MediaError> {
         let file = File { name: name.to_owned(), lost: AtomicBool::new(false), watch: watch.clone() };
         let file = Arc::new(file);
-        let entry = Entry::add(start, start + bytes, Arc::as_ptr(&file).cast_mut())?;
+        let entry = Entry::add(&TABLE, start, start + bytes, Arc::as_ptr(&file).cast_mut())?;
         watch.files().push(file.clone());
         Ok(Self { entry, file })
     }
@@ -118,7 +120,7 @@ impl CopyGuard {
     /// # Errors
     /// `Os` (ENOMEM): the limit of guarded regions is reached.
     pub fn new(start: usize, bytes: usize) -> Result<Self, MediaError> {
-        Entry::add(start, start + bytes, null_mut()).map(Self)
+        Entry::add(&TABLE[..COPIES_MAX], start, start + bytes, null_mut()).map(Self)
     }
 }
 
@@ -155,9 +157,14 @@ fn change() -> MutexGuard<'static, ()> {
 }
 
 impl Entry {
-    fn add(start: usize, end: usize, file: *mut File) -> Result<&'static Self, MediaError> {
+    fn add(
+        entries: &'static [Self],
+        start: usize,
+        end: usize,
+        file: *mut File,
+    ) -> Result<&'static Self, MediaError> {
         let _changing = change();
-        let free = TABLE.iter().find(|entry| entry.end.load(Ordering::SeqCst) == 0);
+        let free = entries.iter().find(|entry| entry.end.load(Ordering::SeqCst) == 0);
         let entry = free.ok_or(MediaError::Os(libc::ENOMEM))?;
         entry.set(start, end, file);
         Ok(entry)

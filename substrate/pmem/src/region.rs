@@ -187,7 +187,7 @@ impl Region {
 
     /// A second mapping, for reading a file whose owner may truncate it: where the file is gone, a copy from the mapping ends
     /// with `Unreadable`, and the region is not lost. The mapping may be shorter than the region. Reading a part of a file in
-    /// memory that has no space allocates it ([`Self::written_until`]). `None` where such faults are not caught: without a
+    /// memory that has no space allocates it. `None` where such faults are not caught: without a
     /// guard, and on some processors; and on other media than memory.
     pub fn map_for_reading(&self) -> Option<ReadMapping> {
         match &self.0.backing {
@@ -202,25 +202,14 @@ impl Region {
 
     /// The first offset from this one on that may have been written to; `u64::MAX` if there is none.
     pub fn next_written(&self, offset: u64) -> u64 {
-        match self.seek(offset, libc::SEEK_DATA) {
-            Ok(found) => found,
-            Err(MediaError::Os(libc::ENXIO)) => u64::MAX,
-            Err(_) => offset,
-        }
-    }
-
-    /// The first offset from this one on to which nothing was written, or at which the file ends.
-    pub fn written_until(&self, offset: u64) -> u64 {
-        self.seek(offset, libc::SEEK_HOLE).unwrap_or(offset)
-    }
-
-    /// A place that the file's `lseek` finds; on other media the offset itself.
-    fn seek(&self, offset: u64, target: libc::c_int) -> Result<u64, MediaError> {
-        let Some(file) = self.descriptor() else { return Ok(offset) };
+        let Some(file) = self.descriptor() else { return offset };
         let from = libc::off_t::try_from(offset).expect("an offset in a file");
         // SAFETY: the descriptor is open; its position is used nowhere else.
-        let found = unsafe { libc::lseek(file.as_raw_fd(), from, target) };
-        if found < 0 { Err(MediaError::last_os()) } else { Ok(found.unsigned_abs()) }
+        match unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) } {
+            found if found >= 0 => found.unsigned_abs(),
+            _ if MediaError::last_os() == MediaError::Os(libc::ENXIO) => u64::MAX,
+            _ => offset,
+        }
     }
 
     /// Copies bytes out; each byte is loaded once.

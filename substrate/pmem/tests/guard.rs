@@ -52,9 +52,8 @@ fn a_copy_from_a_mapping_for_reading_ends_where_the_file_is_gone() {
         let mut target = vec![0; bytes];
         mapping.copy_to(offset, &mut Sink::from(&mut target[..]), bytes).map(|()| target)
     };
-    assert_eq!((copy(10, 9000), log.written_until(0)), (Ok(vec![7; 9000]), 4 * PAGE));
+    assert_eq!(copy(10, 9000), Ok(vec![7; 9000]));
     cut(folder.path(), "log", 2 * PAGE);
-    assert_eq!(log.written_until(PAGE), 2 * PAGE);
     for (offset, bytes) in [(0, 9000), (2 * PAGE, 1), (4 * PAGE - 64, 64)] {
         assert_eq!(copy(offset, bytes), Err(CopyError::Media(MediaError::Unreadable)), "{offset}");
     }

@@ -289,7 +289,7 @@ impl Batch<'_> {
         let range = start..(last.number + 1).next_multiple_of(LISTED_MAX);
         let (mut old, mut left, mut lists) =
             (Pieces::default(), Vec::new(), Vec::<(Key, Range<usize>)>::new());
-        let mut next = 0;
+        let (mut next, mut passed) = (0, 0);
         let mut before = |end: u64| {
             let first = next;
             next += group[first..].iter().take_while(|new| new.number < end).count();
@@ -304,6 +304,7 @@ impl Batch<'_> {
                 return Ok(ControlFlow::Continue(()));
             }
             left.extend_from_slice(&group[before(stored.first)]);
+            passed += value.len();
             // A list in which nothing is replaced stays as it is.
             let within = before(stored.end());
             if !within.is_empty() {
@@ -313,7 +314,7 @@ impl Batch<'_> {
         })?;
         left.extend_from_slice(&group[before(u64::MAX)]);
         self.change_lists(inode, &lists, group, need)?;
-        self.put_apart(inode, &old, &left, need)
+        self.put_apart(inode, (&old, passed), &left, need)
     }
 
     /// Changes block lists where they stand: each gets a range of the blocks.
@@ -359,19 +360,19 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Brings blocks to the tree that are in no list there, in the place of what is. Gives by how much the file's blocks
-    /// grew.
+    /// Brings blocks to the tree that are in no list there, in the place of what is, between lists of so many bytes. Gives by
+    /// how much the file's blocks grew.
     fn put_apart(
         &mut self,
         inode: InodeNumber,
-        old: &Pieces,
+        (old, list_bytes): (&Pieces, usize),
         group: &[StoredBlock],
         need: Need,
     ) -> Result<i64, AreaError> {
         if group.is_empty() {
             return Ok(0);
         }
-        let leaves = (4 * group.len()).min(old.bytes() / LEAF_BYTES_MIN + 2);
+        let leaves = (4 * group.len()).min((old.bytes() + list_bytes) / LEAF_BYTES_MIN + 2);
         self.begin_extents(2 * group.len() as u64, u32::try_from(leaves).unwrap_or(u32::MAX / 8), need)?;
         let (mut merged, freed) = merge(old, group);
         merged.list_blocks();

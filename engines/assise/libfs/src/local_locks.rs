@@ -9,6 +9,7 @@
 use crate::state::State;
 use format::InodeNumber;
 use format::Sequence;
+use format::call::LOCK_LEASE;
 use format::locks::{
     LOCK_LIST_BYTES, LOCK_LIST_MAX, LOCK_SLOT_BYTES, LOCK_TABLE_BYTES, LockList, list_offset,
 };
@@ -68,9 +69,10 @@ impl LocalLocks {
         self.shared.insert(owner);
     }
 
-    /// Whether other processes share an owner.
-    pub fn is_shared(&self, owner: LockOwner) -> bool {
-        self.shared.contains(&owner)
+    /// The flag of a request that asks for the lock lease. Not for an owner that other processes share: SharedFS would take
+    /// the lease back for its next lock.
+    pub fn lease_flag(&self, owner: LockOwner) -> u8 {
+        if self.shared.contains(&owner) { 0 } else { LOCK_LEASE }
     }
 
     /// The session is over, and SharedFS has the locks.

@@ -137,14 +137,12 @@ impl LibFs {
             Some(decided) => return decided,
             None => {}
         }
-        let is_shared = {
+        let lease = {
             let mut state = self.state();
             state.locks.note_told(owner, inode);
-            state.locks.is_shared(owner)
+            state.locks.lease_flag(owner)
         };
         let waits = if waker.is_some() { LOCK_WAITS } else { 0 };
-        // SharedFS would take a lease back for the next lock of an owner that other processes share.
-        let lease = if is_shared { 0 } else { LOCK_LEASE };
         let request = request(inode, owner, lock, waits | lease);
         let (server, era) = self.ask_lock(&request)?;
         let Some(waker) = waker.filter(|_| server != 0) else { return Ok(Locked::Granted) };

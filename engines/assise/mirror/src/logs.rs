@@ -1,11 +1,10 @@
 //! Reads update logs on behalf of SharedFS: each byte is copied once into its own memory, because the owner of the file may
-//! change or truncate it at any time. In memory, a log that was read once through is copied from a mapping
-//! ([`Region::map_for_reading`]), everything else by `pread`: for each page `pread` looks up memory that is in no cache,
-//! which took a fifth of the time of a long digest.
+//! change or truncate it at any time. In memory, a part of the file that was read before is copied from a mapping
+//! ([`Region::map_for_reading`]), everything else by `pread`: for each page `pread` looks up memory that is in no cache.
 //!
 //! Guarantees for any contents and length of the file: reading returns complete frames in order, each fetched once,
-//! or ends. It never panics, never maps or allocates more than the size of the largest log, allocates no space in the file,
-//! and takes time proportional to that size at most.
+//! or ends. It never panics, never maps or allocates more than the size of the largest log, allocates no space in a file from
+//! which none was taken away, and takes time proportional to that size at most.
 
 use crate::hashes::RecordHashes;
 use format::checksum::Salt;
@@ -119,38 +118,41 @@ pub struct LogFile {
     hashes: OnceLock<RecordHashes>,
 }
 
-/// A log that is read in long pieces.
+/// A log that is read again, in long pieces.
 struct LongReading {
-    /// Bytes that were read so.
-    bytes: LongWord,
-    /// The file, once it was read so once through; `None` if it cannot be mapped.
+    /// The bytes from the start of the ring up to here were read as parts of frames, so they have space: reading other parts
+    /// of the mapping would allocate it. An owner who takes space away gets it back. The file is not asked where it has
+    /// space, because its owner can hold the lock that this takes.
+    read_to: LongWord,
+    /// The file, once a part is read again; `None` if it cannot be mapped.
     mapping: OnceLock<Option<ReadMapping>>,
-    /// Up to here the file has space, as far as is known: reading other parts of the mapping would allocate it.
-    space: LongWord,
 }
 
 impl LongReading {
     fn new() -> Self {
-        Self { bytes: LongWord::new(0), mapping: OnceLock::new(), space: LongWord::new(0) }
+        Self { read_to: LongWord::new(RING_START), mapping: OnceLock::new() }
+    }
+
+    /// A frame was read.
+    fn note(&self, position: u64, bytes: u64) {
+        // Relaxed, here and below: nothing else depends on the value, and an earlier one is right, too.
+        let (read_to, end) = (self.read_to.load(Ordering::Relaxed), position + bytes);
+        if position <= read_to && end > read_to {
+            self.read_to.store(end, Ordering::Relaxed);
+        }
     }
 
     /// Copies bytes from the mapping; false if they have to be read in another way, which overwrites an unknown part of
     /// `target`.
     fn read(&self, region: &Region, offset: u64, target: &mut [u8]) -> bool {
-        let bytes = target.len() as u64;
-        // Relaxed, here and below: hints, by which nothing else is read.
-        if bytes < MAPPED_BYTES_MIN || self.bytes.fetch_add(bytes, Ordering::Relaxed) < region.bytes() {
+        let count = target.len();
+        let end = offset + count as u64;
+        if (count as u64) < MAPPED_BYTES_MIN || end > self.read_to.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(mapping) = self.mapping.get_or_init(|| region.map_for_reading()) else { return false };
-        let end = offset + bytes;
-        let mut space = self.space.load(Ordering::Relaxed);
-        if end > space {
-            space = space.max(region.written_until(offset));
-            self.space.store(space, Ordering::Relaxed);
-        }
-        let count = target.len();
-        end <= space.min(mapping.bytes()) && mapping.copy_to(offset, &mut Sink::from(target), count).is_ok()
+        let mapping = self.mapping.get_or_init(|| region.map_for_reading());
+        let mapping = mapping.as_ref().filter(|mapping| end <= mapping.bytes());
+        mapping.is_some_and(|mapping| mapping.copy_to(offset, &mut Sink::from(target), count).is_ok())
     }
 }
 
@@ -426,6 +428,7 @@ impl Frames<'_> {
             hash = hash.or(Some(found));
         }
         self.left -= taken.min(self.left);
+        self.log.long.note(position, envelope.frame_bytes());
         let next = position + taken;
         self.at = Digested { sequence, position: if next == self.log.end { RING_START } else { next } };
         Ok(Some(LogFrame { bytes: self.windowed(position, bytes), block_sum, hash, after: self.at }))
@@ -653,11 +656,10 @@ mod tests {
         (folder, medium, log, ring)
     }
 
-    /// Reads a log until it is known to be read from a mapping.
+    /// Reads a log twice, the second time from a mapping.
     fn read_until_mapped(log: &LogFile) {
-        while log.long.mapping.get().is_none() {
-            read_all(log, BEGINNING);
-        }
+        read_all(log, BEGINNING);
+        read_all(log, BEGINNING);
         assert_eq!(log.long.mapping.get().unwrap().is_some(), cfg!(target_arch = "x86_64"));
     }
 
