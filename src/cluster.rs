@@ -12,6 +12,7 @@
 //! DIR/node-1/serve.log  what both say
 //! DIR/node-1/pool-made  that there is a pool: an empty folder is one that was lost
 //! DIR/node-1/gateway.pid the process that serves its mount
+//! DIR/node-1/gateway.ends the same process, when it has begun to end
 //! DIR/node-1/failure    why the last daemon ended of itself or could not begin, since its keeper began
 //! ```
 //!

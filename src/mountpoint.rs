@@ -5,10 +5,12 @@
 
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
-use crate::process::Process;
+use crate::process::{Process, with_lock};
 use crate::say::quoted;
+use ipc::{Host, SystemHost};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Statx, StatxAttributes, StatxFlags, flock, statx};
 use rustix::io::Errno;
+use rustix::process::Signal;
 use serde::Serialize;
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -16,8 +18,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a gateway that was killed may take to end: longer than its guard waits for it.
+/// How long a gateway that is about to end may take for that: longer than its guard waits for it.
 const ENDING: Duration = Duration::from_secs(20);
+/// Interval at which such a gateway is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long the guard of a gateway that was killed may take until the kernel has nothing of the mount.
+const DROPPING: Duration = Duration::from_secs(20);
+/// The kernel frees the memory of a killed process.
+const KILLED: Duration = Duration::from_secs(30);
 
 /// The kernel's view of the path at which a node's tree is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,6 +44,12 @@ pub enum Stand {
 /// Says which process the gateway is.
 pub fn gateway_file(cluster: &Cluster, node: &Node) -> PathBuf {
     cluster.folder(node).join("gateway.pid")
+}
+
+/// Names the gateway from the moment in which it begins to end. It has its mount for as long as it takes to give back what it
+/// has of the daemon, which is seconds if the daemon is gone.
+pub fn ends_file(cluster: &Cluster, node: &Node) -> PathBuf {
+    cluster.folder(node).join("gateway.ends")
 }
 
 /// Locked, by its open file description, for as long as the kernel may have something of a node's mount that it keeps under
@@ -66,12 +80,62 @@ pub fn gateway(cluster: &Cluster, node: &Node) -> Option<Process> {
     Process::load(&gateway_file(cluster, node))
 }
 
-/// The same for a caller who wants to mount: one that was killed is waited for, while its guard takes its mount away from
-/// programs.
-pub fn gateway_that_stays(cluster: &Cluster, node: &Node) -> Option<Process> {
-    let process = gateway(cluster, node).filter(Process::is_ending);
-    process.into_iter().for_each(|process| process.wait_until_gone(ENDING));
-    gateway(cluster, node)
+/// The gateway, if there is one that continues to serve, for a caller who wants to mount. A gateway that is about to end is
+/// waited for.
+///
+/// # Errors
+/// It has not ended in time.
+pub fn gateway_that_stays(cluster: &Cluster, node: &Node) -> Result<Option<Process>> {
+    let begun = SystemHost.now();
+    while let Some(process) = gateway(cluster, node) {
+        if !is_about_to_end(cluster, node, &process) {
+            return Ok(Some(process));
+        }
+        if SystemHost.now().since(begun) > ENDING {
+            return Err(Error::new(format!(
+                "node {} is not mounted: process {}, which served its last mount, has not ended within {} s",
+                node.number,
+                process.pid(),
+                ENDING.as_secs()
+            )));
+        }
+        process.wait_until_gone(LOOK);
+    }
+    Ok(None)
+}
+
+/// Whether a gateway was killed or told to end, or its mount is gone. One that has not mounted yet counts, too: it does so
+/// within [`ENDING`].
+fn is_about_to_end(cluster: &Cluster, node: &Node, process: &Process) -> bool {
+    process.is_ending()
+        || Process::load(&ends_file(cluster, node)).as_ref() == Some(process)
+        || process.has_mounts_of_this() && is_unmounted(&cluster.tree(node))
+}
+
+/// Whether the kernel says that no mount with a gateway is at a path.
+fn is_unmounted(tree: &Path) -> bool {
+    match look(tree) {
+        Ok(found) => !is_mount(tree, &found),
+        Err(why) => matches!(why, Errno::NOENT | Errno::NOTCONN),
+    }
+}
+
+/// Waits until the kernel has nothing of a mount whose gateway was killed; then its guard has ended. A guard that is stopped
+/// continues, and one that takes too long is killed.
+///
+/// # Errors
+/// It does not end.
+pub fn end_guard(cluster: &Cluster, node: &Node) -> Result<()> {
+    let file = caches_file(cluster, node);
+    if !has_caches(&file) {
+        return Ok(());
+    }
+    for guard in with_lock(&file) {
+        if guard.end(Signal::CONT, DROPPING).is_err() {
+            guard.end(Signal::KILL, KILLED)?;
+        }
+    }
+    Ok(())
 }
 
 /// The kernel's view of it now.

@@ -85,6 +85,12 @@ impl Process {
         self.is_in(['Z', 'X'])
     }
 
+    /// Whether it sees the same mounts as this process, as far as this user may know.
+    pub fn has_mounts_of_this(&self) -> bool {
+        let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+        mounts(&self.pid().to_string()).is_some_and(|theirs| Some(theirs) == mounts("self"))
+    }
+
     fn is_in(&self, states: [char; 2]) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
         // Behind the name of the program, which may have any letter in it.

@@ -9,7 +9,8 @@ use harness::{Expect, Node, limited};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Output;
+use std::path::Path;
+use std::process::{Child, Command, Output};
 
 fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -153,6 +154,91 @@ fn down_takes_a_mount_away_that_nobody_uses() {
         node.hearth(&["start"]).expect_success();
         assert_eq!(node.sh("cat $T/file").expect_success(), "kept");
     }
+}
+
+/// A program that writes at a mount until it is dropped, or a minute is over.
+struct MountWriter(Child, String);
+
+impl MountWriter {
+    fn begin(node: &Node) -> Self {
+        let goes_on = format!("{}/writes", node.dir());
+        fs::write(&goes_on, "").unwrap();
+        let script = "cd \"$1\" && exec 2>/dev/null && while [ -e \"$2\" ]; do echo more > file && echo more > other; done";
+        let mut writer = Command::new("timeout");
+        writer.args(["60", "bash", "-c", script, "writer", &node.path(""), &goes_on]);
+        let writer = Self(writer.spawn().unwrap(), goes_on);
+        harness::until("the program writes", || Path::new(&node.path("other")).exists());
+        writer
+    }
+}
+
+impl Drop for MountWriter {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.1);
+        self.0.wait().unwrap();
+    }
+}
+
+/// The process that a file of the node names.
+fn process_of(node: &Node, file: &str) -> i32 {
+    let named = fs::read_to_string(format!("{}/node-1/{file}", node.dir())).unwrap();
+    named.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// The gateway gives up its log as soon as it has noticed the end of the daemon, and waits for another daemon then.
+#[test]
+fn a_hard_end_takes_a_mount_away_at_which_a_program_writes() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    let up = node.hearth(&["up", "--mount"]);
+    assert!(up.expect_success().contains("is mounted, for every program"));
+    let writer = MountWriter::begin(&node);
+    for _ in 0..2 {
+        let gateway = process_of(&node, "gateway.pid");
+        let down = node.hearth(&["down", "--hard"]);
+        if !down.status.success() {
+            // Else the calls of the writer, and of the removal of the folder, would wait for it.
+            harness::kill(gateway);
+        }
+        assert_eq!(errors(&down), "");
+        down.expect_success();
+        // A zombie has no memory; its parent may not have asked for its end.
+        let runs =
+            fs::read_to_string(format!("/proc/{gateway}/status")).is_ok_and(|has| has.contains("VmRSS"));
+        assert!(!runs, "the gateway has not ended");
+        let lock = format!("{}/node-1/mount.lock", node.dir());
+        limited(&["flock", "--nonblock", &lock, "true"], &[]).expect_success();
+        assert!(!fs::read_to_string("/proc/self/mounts").unwrap().contains(node.dir()));
+        assert!(!node.dir.path().join("n1").exists());
+        let up = node.hearth(&["up"]);
+        assert!(up.expect_success().contains("is mounted, for every program"), "{}", errors(&up));
+        assert_eq!(json(&node.hearth(&["status", "--json"]))["mount"], "tree");
+        node.sh_mounted("echo there > $T/file; cat $T/file").expect_success();
+    }
+    drop(writer);
+}
+
+#[test]
+fn a_mount_that_is_about_to_end_is_not_taken_for_one_that_stays() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    node.hearth(&["up", "--mount"]).expect_success();
+    let writer = MountWriter::begin(&node);
+    for file in ["keeper.pid", "serve.pid"] {
+        harness::kill(process_of(&node, file));
+    }
+    // The gateway has calls to answer, which wait for another daemon.
+    let gateway = process_of(&node, "gateway.pid");
+    limited(&["kill", &gateway.to_string()], &[]).expect_success();
+    let up = node.hearth(&["up"]);
+    assert!(up.expect_success().contains("is mounted, for every program"), "{}", errors(&up));
+    assert_ne!(process_of(&node, "gateway.pid"), gateway);
+    drop(writer);
+    assert_eq!(node.sh_mounted("echo there > $T/third; cat $T/third").expect_success(), "there\n");
 }
 
 #[test]

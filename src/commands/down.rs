@@ -1,12 +1,13 @@
 //! `hearth down`: end daemons, politely or as a power cut does.
 
 use super::Down;
-use super::mount::{UnmountResult, take_away};
+use super::mount::{UnmountResult, take_away, take_away_killed};
 use crate::chain::{self, waiting::Parts};
 use crate::cluster::{Cluster, Node};
 use crate::daemon_lock;
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
+use crate::mountpoint;
 use crate::process::{Process, with_environment, with_mapping};
 use crate::say::{self, quoted};
 use rustix::process::Signal;
@@ -32,10 +33,6 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
         let mount =
             if arguments.hard { Ok(UnmountResult::Nothing) } else { take_away(&cluster, node, false) };
         let stopped = stop(&cluster, node, arguments.hard)?;
-        if arguments.hard {
-            // As after a power cut, nothing is mounted; a mount that is left has no gateway.
-            take_away(&cluster, node, true)?;
-        }
         cluster.remove_socket_folder(node);
         if let Some(stays) =
             mount.map_or_else(|why| Some(why.to_string()), |taken| stays(&cluster, node, &taken))
@@ -81,8 +78,8 @@ fn stays(cluster: &Cluster, node: &Node, taken: &UnmountResult) -> Option<String
 
 /// Ends one node; false if neither its keeper nor its daemon was running and nothing was attached.
 pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
-    let keeper = Process::load(&cluster.keeper_pid_file(node));
     if !hard {
+        let keeper = Process::load(&cluster.keeper_pid_file(node));
         if let Some(keeper) = &keeper {
             // It ends its daemon in order.
             end_in_order(cluster, node, keeper)?;
@@ -94,8 +91,17 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
         }
         return Ok(keeper.is_some() || !daemons.is_empty());
     }
+    let any = kill(cluster, node)?;
+    // As after a power cut, nothing is mounted.
+    take_away_killed(cluster, node)?;
+    Ok(any)
+}
+
+/// Kills all processes of a node but the guard of its mount; false if there was none.
+fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
     // First the keeper, which would start a daemon again, then the daemon: later calls of programs have not happened,
     // as after a power cut.
+    let keeper = Process::load(&cluster.keeper_pid_file(node));
     if let Some(keeper) = &keeper {
         keeper.end(Signal::KILL, KILLED)?;
     }
@@ -113,6 +119,8 @@ pub(super) fn stop(cluster: &Cluster, node: &Node, hard: bool) -> Result<bool> {
     }
     let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
     programs.extend(with_mapping(&node.pool.join("log-")));
+    // It has unmapped its log when it has noticed that the daemon is gone, and would then wait for another daemon.
+    programs.extend(mountpoint::gateway(cluster, node));
     any |= !programs.is_empty();
     for process in programs {
         process.end(Signal::KILL, KILLED)?;

@@ -173,7 +173,7 @@ struct Down {
     /// Only this node
     #[arg(long, value_name = "K")]
     node: Option<u32>,
-    /// Kill the daemon and every attached program at once, as a power cut does
+    /// Kill the daemon, the process of the mount and every attached program at once, as a power cut does
     #[arg(long)]
     hard: bool,
 }

@@ -8,7 +8,7 @@ use crate::chain::waiting::Parts;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::mapped::{Outcome, Programs};
-use crate::mountpoint::{self, Stand, gateway_file};
+use crate::mountpoint::{self, Stand, ends_file, gateway_file};
 use crate::process::{Process, this_program, using};
 use crate::say::{self, quoted};
 use format::message::ROLE_GATEWAY;
@@ -46,7 +46,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         // Which mounts it by itself, unless it is not to be mounted.
         standby::wait(&cluster, node)?;
     }
-    if let Some(process) = mountpoint::gateway_that_stays(&cluster, node) {
+    if let Some(process) = mountpoint::gateway_that_stays(&cluster, node)? {
         if arguments.suid || arguments.dev {
             return Err(Error::new(format!(
                 "node {} is mounted already, without --suid or --dev perhaps: hearth umount comes first",
@@ -92,21 +92,36 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
 /// Mounts a node that was started, unless it is mounted or is not to be. That it may not be is no failure: the line says what
 /// is missing.
 pub(crate) fn show_if_wanted(cluster: &Cluster, node: &Node) {
-    if !cluster.settings.mount || mountpoint::gateway_that_stays(cluster, node).is_some() {
+    if !cluster.settings.mount {
         return;
     }
-    mountpoint::tidy(cluster, node);
-    // A folder that it would hide was reported.
-    let shown = match mountpoint::stand(cluster, node) {
-        Stand::Other => return,
-        _ => wait_until_ready(cluster, node, &["mount", "--foreground"], "gateway.log"),
-    };
-    match shown {
-        Ok(()) => say::line(format_args!("node {} is mounted, for every program", node.number)),
+    match show_unless_shown(cluster, node) {
+        Ok(true) => say::line(format_args!("node {} is mounted, for every program", node.number)),
+        Ok(false) => {}
         Err(why) => say::aside(format_args!(
             "hearth: {why}; hearth run shows the tree all the same, but without shared maps of files (--no-mount does not try)"
         )),
     }
+}
+
+/// Mounts a node; false if it was mounted.
+fn show_unless_shown(cluster: &Cluster, node: &Node) -> Result<bool> {
+    if mountpoint::gateway_that_stays(cluster, node)?.is_some() {
+        return Ok(false);
+    }
+    mountpoint::tidy(cluster, node);
+    if mountpoint::stand(cluster, node) == Stand::Other {
+        let tree = cluster.tree(node);
+        let tree = tree.display();
+        return Err(Error::new(format!(
+            "node {} is not mounted, because a mount would hide the files in {tree}: move them away, then hearth mount \
+             --dir {} mounts it",
+            node.number,
+            quoted(&cluster.dir)
+        )));
+    }
+    wait_until_ready(cluster, node, &["mount", "--foreground"], "gateway.log")?;
+    Ok(true)
 }
 
 pub(super) fn umount(arguments: &Umount) -> Result<ExitCode> {
@@ -166,6 +181,17 @@ pub(super) fn take_away(cluster: &Cluster, node: &Node, force: bool) -> Result<U
     Ok(UnmountResult::Away)
 }
 
+/// Takes away the mount of a gateway that was killed, when its guard has made the kernel drop all that it has of it.
+pub(super) fn take_away_killed(cluster: &Cluster, node: &Node) -> Result<()> {
+    mountpoint::end_guard(cluster, node)?;
+    let tree = cluster.tree(node);
+    if mountpoint::stand(cluster, node) == Stand::DeadMount {
+        gateway::detach(&tree).map_err(Error::at("unmount", &tree))?;
+    }
+    mountpoint::tidy(cluster, node);
+    Ok(())
+}
+
 /// The processes that use a mount, as the end of a sentence.
 fn users(tree: &Path) -> String {
     let users = using(tree);
@@ -197,12 +223,10 @@ fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
         .map_err(|why| Error::new(format!("cannot attach to node {}: {why}", node.number)))?;
     let (engine, tree) = (Arc::new(engine), cluster.tree(node));
     let mounted = Arc::new(place(cluster, node, (engine.clone(), options), &host, lock)?);
-    let told = mounted.clone();
+    let (told, ends) = (mounted.clone(), ends_file(cluster, node));
     let listen = move || {
-        if signals.forever().next().is_some()
-            && let Err(why) = told.unmount()
-        {
-            tracing::error!(%why, "cannot unmount");
+        if signals.forever().next().is_some() {
+            unmount_as_told(&told, &ends);
         }
     };
     host.spawn("signals", Box::new(listen))
@@ -218,9 +242,20 @@ fn show(cluster: &Cluster, node: &Node, options: &Options) -> Result<ExitCode> {
     let ((_, inodes), overdue_sizes) = (mounted.inodes(), mounted.overdue_sizes());
     tracing::info!(messages, calls, strays, overdue_sizes, inodes, "not mounted any more");
     ended?;
-    let _ = std::fs::remove_file(gateway_file(cluster, node));
+    Process::this()?.remove_files(&gateway_file(cluster, node), &[&ends_file(cluster, node)]);
     mountpoint::tidy(cluster, node);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Unmounts; a command that wants to mount waits for the end of this process from here on.
+fn unmount_as_told(mounted: &Mounted, ends_file: &Path) {
+    if let Err(why) = Process::this().and_then(|this| this.save(ends_file)) {
+        tracing::warn!(%why, "a command that mounts does not wait for the end of this process");
+    }
+    if let Err(why) = mounted.unmount() {
+        tracing::error!(%why, "cannot unmount");
+        let _ = std::fs::remove_file(ends_file);
+    }
 }
 
 /// The gateway's limits of memory. The kernel keeps attributes and names under leases, so the gateway's own copies only
