@@ -187,8 +187,8 @@ impl Region {
 
     /// A second mapping, for reading a file whose owner may truncate it: where the file is gone, a copy from the mapping ends
     /// with `Unreadable`, and the region is not lost. The mapping may be shorter than the region. Reading a part of a file in
-    /// memory that has no space allocates it. `None` where such faults are not caught: without a
-    /// guard, and on some processors; and on other media than memory.
+    /// memory that has no space allocates it. `None` where such faults are not caught (without a guard, and on some
+    /// processors), and on other media than memory.
     pub fn map_for_reading(&self) -> Option<ReadMapping> {
         match &self.0.backing {
             Backing::Mapped { guard: Some(_), file: Some(file), .. }

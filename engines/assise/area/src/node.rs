@@ -1,7 +1,6 @@
 //! One node of the tree in memory: a page as it lies on the medium, checked once and then only read, and a node under
-//! change, which becomes a page when its batch commits. A leaf of which values are replaced by others of the same length is
-//! a page again, at another place ([`RevisedLeaf`]): taking it apart and putting it together would take longer than all
-//! else that is done to it.
+//! change, which becomes a page when its batch commits. A leaf of which values are replaced by others of the same length
+//! stays a page, which the commit writes to another place ([`RevisedLeaf`]): it is not taken apart and put together again.
 
 use format::node::{Key, NODE_MAGIC, NodeHeader, NodeView, Slot};
 use format::root::NodePointer;
