@@ -92,12 +92,15 @@ pub fn search(caller: &Caller, directory: &Attributes) -> Result<()> {
     check(caller, directory, EXECUTE)
 }
 
-/// Check for opening an inode.
+/// Check for opening an inode. Without any access, as with `O_PATH`, all can be opened, and no permission is needed.
 ///
 /// # Errors
 /// `Loop`, `IsDirectory`, `NoDevice`, `Denied`.
 pub fn open(caller: &Caller, attributes: &Attributes, access: Access, truncate: bool) -> Result<()> {
     let writes = access.write || truncate;
+    if !access.read && !writes {
+        return Ok(());
+    }
     match attributes.file_type {
         FileType::Regular => {}
         FileType::Directory if writes => return Err(Error::IsDirectory),

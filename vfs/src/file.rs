@@ -48,14 +48,15 @@ impl OpenState for LocalState {
     }
 }
 
-/// An open file description. It holds a pin of its inode and, unless it was opened with `O_PATH`, an open file of
-/// the engine; [`crate::Vfs::close`] releases both.
+/// An open file description. It holds a pin of its inode and an open file of the engine, without any right if it was
+/// opened with `O_PATH`; [`crate::Vfs::close`] releases both.
 pub struct File {
     pub(crate) inode: InodeNumber,
     pub(crate) file_type: FileType,
     pub(crate) handle: Option<Handle>,
     pub(crate) access: Access,
     pub(crate) owner: LockOwner,
+    is_path: bool,
     state: Box<dyn OpenState>,
 }
 
@@ -70,7 +71,8 @@ impl File {
         let state = LocalState::default();
         state.set_flags(flags);
         let owner = LockOwner::Description(handle.map_or(0, Handle::get));
-        Self { inode, file_type, handle, access, owner, state: Box::new(state) }
+        let is_path = flags & libc::O_PATH != 0;
+        Self { inode, file_type, handle, access, owner, is_path, state: Box::new(state) }
     }
 
     /// The same description with its offset and flags in `state`, and its locks under a number that all processes
@@ -111,9 +113,14 @@ impl File {
         result.expect("a state runs what it is given")
     }
 
+    /// Whether it was opened with `O_PATH`.
+    pub(crate) fn is_path(&self) -> bool {
+        self.is_path
+    }
+
     /// The engine's open file; `BadDescriptor` for a description opened with `O_PATH`.
     pub(crate) fn handle(&self) -> Result<Handle, Error> {
-        self.handle.ok_or(Error::BadDescriptor)
+        self.handle.filter(|_| !self.is_path).ok_or(Error::BadDescriptor)
     }
 
     pub(crate) fn readable(&self) -> Result<Handle, Error> {

@@ -121,26 +121,22 @@ impl<E: Engine> Vfs<E> {
     /// `Invalid` for flags with which no file can be opened.
     pub fn adopt(&self, attributes: &Attributes, handle: Handle, flags: c_int) -> Result<File, Error> {
         let how = take_apart(flags)?;
-        if how.has(libc::O_PATH) {
-            self.engine.close(handle);
-            return Ok(file(attributes, None, &how));
-        }
         Ok(file(attributes, Some(handle), &how))
     }
 
     /// Closes one descriptor of a file, which ends the process's own locks on the file. `last`: the descriptor is
     /// the last one of the description in all processes, so the description ends too.
     pub fn close(&self, file: &File, last: bool) {
-        let Some(handle) = file.handle else {
-            if last {
-                self.engine.forget(&[file.inode]);
-            }
-            return;
-        };
-        self.engine.release(self.owner, Some(file.inode));
+        if !file.is_path() {
+            self.engine.release(self.owner, Some(file.inode));
+        }
         if last {
-            self.engine.release(file.owner, Some(file.inode));
-            self.engine.close(handle);
+            if !file.is_path() {
+                self.engine.release(file.owner, Some(file.inode));
+            }
+            if let Some(handle) = file.handle {
+                self.engine.close(handle);
+            }
             self.engine.forget(&[file.inode]);
         }
     }
@@ -209,8 +205,11 @@ impl<E: Engine> Vfs<E> {
             return Err(Error::NotDirectory.into());
         }
         if how.has(libc::O_PATH) {
+            // Open with no right, so that the inode stays if its last name is removed.
+            let (handle, attributes) =
+                self.engine.open(caller, attributes.inode, Access::default(), false)?;
             self.keep(walker, attributes.inode)?;
-            return Ok(file(attributes, None, how));
+            return Ok(file(&attributes, Some(handle), how));
         }
         let allowed = access::open(caller, attributes, how.access, how.truncate);
         if how.has(libc::O_NOATIME) && allowed.is_ok() && !caller.owns(attributes) {
@@ -253,7 +252,7 @@ fn file(attributes: &Attributes, handle: Option<Handle>, how: &OpenFlags) -> Fil
     // The fourth access mode requires both rights and grants neither.
     let access = match how.flags & libc::O_ACCMODE {
         libc::O_ACCMODE => Access::default(),
-        _ if handle.is_none() => Access::default(),
+        _ if handle.is_none() || how.has(libc::O_PATH) => Access::default(),
         _ => how.access,
     };
     File::new(attributes.inode, attributes.file_type, handle, access, how.flags & !NOT_KEPT)
