@@ -11,11 +11,13 @@ use crate::replay::copy::{key_of_life, table_of};
 use area::Area;
 use format::checksum::Salt;
 use format::envelope::FRAME_ALIGN;
+use format::ledger::{Entry, Kind};
 use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid};
 use mirror::logs::{BEGINNING, LOG_BYTES_MAX, LogFile, is_log_file};
 use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use zerocopy::FromBytes;
 
 /// Bytes that are read or copied at once.
@@ -41,20 +43,15 @@ pub(crate) fn ledger_end(
     end: RingPosition,
     mut earlier: impl Iterator<Item = Salt>,
 ) -> Result<LedgerEnd, MediaError> {
-    let bytes = region.bytes() / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
-    let mut window = Vec::new();
-    for window_at in (start..bytes).step_by(WINDOW_BYTES as usize) {
-        window.resize(WINDOW_BYTES.min(bytes - window_at) as usize, 0);
-        region.read(window_at, &mut window)?;
-        for (header, index) in window.chunks_exact(FRAME_ALIGN).zip(0..) {
-            let found = Envelope::decode(header).ok().map(|envelope| envelope.sequence);
-            let Some(sequence) = found.filter(|sequence| *sequence > end.sequence) else { continue };
-            let position = window_at + index * FRAME_ALIGN as u64;
-            let later = scan(region, start, salt, RingPosition { position, sequence }, bytes).next();
-            if later.transpose()?.is_some() {
-                return Ok(LedgerEnd::GoesOn);
-            }
-        }
+    let bytes = region.bytes();
+    let goes_on = visit_headers(region, start, |position, envelope| {
+        let there = RingPosition { position, sequence: envelope.sequence };
+        let is_later = envelope.sequence > end.sequence
+            && scan(region, start, salt, there, bytes).next().transpose()?.is_some();
+        Ok(if is_later { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    if goes_on.is_break() {
+        return Ok(LedgerEnd::GoesOn);
     }
     let mut header = [0; HEADER_BYTES];
     region.read(end.position, &mut header)?;
@@ -69,6 +66,52 @@ pub(crate) fn ledger_end(
     let of_earlier =
         earlier.any(|salt| matches!(scan(region, start, salt, there, bytes).next(), Some(Ok(_))));
     Ok(if of_earlier { LedgerEnd::Whole } else { LedgerEnd::NotWhole })
+}
+
+/// Visits all bytes of a ring that can be the header of a frame, until `visit` breaks.
+fn visit_headers(
+    region: &Region,
+    start: u64,
+    mut visit: impl FnMut(u64, &Envelope) -> Result<ControlFlow<()>, MediaError>,
+) -> Result<ControlFlow<()>, MediaError> {
+    let bytes = region.bytes() / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
+    let mut window = Vec::new();
+    for window_at in (start..bytes).step_by(WINDOW_BYTES as usize) {
+        window.resize(WINDOW_BYTES.min(bytes - window_at) as usize, 0);
+        region.read(window_at, &mut window)?;
+        for (header, index) in window.chunks_exact(FRAME_ALIGN).zip(0..) {
+            let Ok(envelope) = Envelope::decode(header) else { continue };
+            if visit(window_at + index * FRAME_ALIGN as u64, &envelope)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Logs whose ends stand in the ledger, whether a commit contains them or not: all of their records are in the tree, and
+/// only their files were still to be removed. `lives` are the salts of the ledger's lives, the newest first.
+pub(crate) fn closed_logs(
+    region: &Region,
+    start: u64,
+    end: RingPosition,
+    lives: impl Iterator<Item = Salt> + Clone,
+) -> Result<BTreeSet<LogUid>, MediaError> {
+    let mut closed = BTreeSet::new();
+    let _ = visit_headers(region, start, |position, envelope| {
+        if envelope.kind != Kind::CloseLog as u8 || envelope.sequence >= end.sequence {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let there = RingPosition { position, sequence: envelope.sequence };
+        for salt in lives.clone() {
+            if let Some(frame) = scan(region, start, salt, there, region.bytes()).next().transpose()? {
+                closed.extend(Entry::decode(&frame.bytes).map(|entry| entry.log));
+                break;
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(closed)
 }
 
 /// Logs in the pool with records that the table does not account for.
@@ -213,7 +256,8 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     }
     let table = ledger.table();
     let mut findings = Vec::new();
-    let known = |uid| table.log(uid).is_some() || named.contains(&uid);
+    let closed = ledger.closed_logs()?;
+    let known = |uid| table.log(uid).is_some() || named.contains(&uid) || closed.contains(&uid);
     let mut undigested = !unaccounted(medium, known)?.is_empty();
     for (uid, open) in table.logs() {
         let from = progress.get(&uid).copied().unwrap_or(BEGINNING);

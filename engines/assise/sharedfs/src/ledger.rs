@@ -5,10 +5,11 @@
 //! left unfinished at its end is never read as an entry of a later one. An entry for which space was reserved is never
 //! refused.
 
-use crate::damage::{LedgerEnd, ledger_end};
+use crate::damage::{LedgerEnd, closed_logs, ledger_end};
 use crate::error::Error;
 use crate::replay::table::{Change, Grant, OpenLog, Table};
 use area::LedgerPlace;
+use format::checksum::Salt;
 use format::envelope::{Envelope, frame_bytes};
 use format::hash::{HashKey, RecordsHash};
 use format::ledger::{
@@ -22,7 +23,7 @@ use mirror::ledger::{LEDGER_START as RING_START, LedgerError, LedgerPosition, le
 use mirror::logs::bytes_between;
 use pmem::ring::{AppendError, AppendRing, RingPosition};
 use pmem::{MediaError, Medium, Region};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -210,9 +211,20 @@ impl Ledger {
 
     /// How a ledger that was read to its end does end.
     pub fn look_behind_end(&self) -> Result<LedgerEnd, MediaError> {
-        let life = self.end.life.get();
-        let earlier = (0..life).rev().take(LIVES_MAX as usize).map(|life| salt_of(Life::new(life)));
-        ledger_end(&self.region, RING_START, salt_of(self.end.life), ring_place(&self.end), earlier)
+        let salt = salt_of(self.end.life);
+        ledger_end(&self.region, RING_START, salt, ring_place(&self.end), self.earlier_salts())
+    }
+
+    /// The logs whose ends it still contains, also in entries before those that were read.
+    pub fn closed_logs(&self) -> Result<BTreeSet<LogUid>, MediaError> {
+        let lives = std::iter::once(salt_of(self.end.life)).chain(self.earlier_salts());
+        closed_logs(&self.region, RING_START, ring_place(&self.end), lives)
+    }
+
+    /// The salts of the lives before the one that was read last, the newest first.
+    fn earlier_salts(&self) -> impl Iterator<Item = Salt> + Clone {
+        let lives = (0..self.end.life.get()).rev().take(LIVES_MAX as usize);
+        lives.map(|life| salt_of(Life::new(life)))
     }
 
     /// Begins a life behind the last entry, and syncs that. From here on entries are appended.

@@ -110,3 +110,30 @@ fn a_damaged_log_is_found_by_check() {
     drop(daemon);
     assert_eq!(check(folder.path()), [] as [String; 0]);
 }
+
+/// A machine that dies right after a log was closed leaves the log's file, and perhaps an entry that was not finished: that is
+/// no damage.
+#[test]
+fn a_closed_log_whose_file_is_still_there_is_no_damage() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    new_pool(&Medium::file(folder.path()).unwrap());
+    let daemon = open(folder.path()).0;
+    let mut maker = Client::attach(&daemon, user(0));
+    maker.write_lease(ROOT);
+    assert!(maker.create(ROOT, b"made", FILE | 0o644).1);
+    let path = folder.path().join(log_file(maker.attached.welcome.log, maker.attached.welcome.incarnation));
+    let log = fs::read(&path).unwrap();
+    daemon.end(maker.session);
+    assert!(!path.exists());
+    drop(Client::attach(&daemon, user(0)));
+    drop((maker, daemon));
+    fs::write(&path, log).unwrap();
+    let mut ledger = fs::read(folder.path().join("ledger")).unwrap();
+    let last = ledger.iter().rposition(|byte| *byte != 0).unwrap();
+    ledger[last] ^= 1;
+    fs::write(folder.path().join("ledger"), ledger).unwrap();
+    assert_eq!(check(folder.path()), [] as [String; 0]);
+    let (daemon, recovered) = open(folder.path());
+    assert_eq!(recovered.kept, None);
+    assert!(!path.exists() && Client::attach(&daemon, user(0)).walk("made").is_ok());
+}
