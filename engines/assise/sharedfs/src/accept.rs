@@ -165,7 +165,7 @@ impl Core {
             session.peer = Some(peer.clone());
         }
         if self.welcome(&peer, &attached, session).is_err() {
-            self.terminate(session, crate::leases::TerminationReason::Left);
+            self.terminate(session, crate::session_end::TerminationReason::Left);
             return None;
         }
         Some(session)

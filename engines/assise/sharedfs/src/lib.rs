@@ -53,6 +53,7 @@ mod replicate;
 mod room;
 mod serve;
 mod session;
+mod session_end;
 mod share;
 mod short;
 mod standby;

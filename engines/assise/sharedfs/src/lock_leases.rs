@@ -13,8 +13,9 @@
 //! several sessions may act for has no locks in a lock table, so that the end of one session, or a close in one, ends
 //! only the locks that it should.
 
-use crate::leases::{LOOK, TerminationReason};
+use crate::leases::LOOK;
 use crate::lock_requests::{entry_of, owner_of_file, request};
+use crate::session_end::TerminationReason;
 use crate::state::{Core, State};
 use ccnvm::{Asked, SessionId};
 use format::InodeNumber;

@@ -10,9 +10,9 @@
 //! the ended session are kept as long, because programs that hold them still read the cached data. While a session is asked, its other calls are served: a call that has to wait for a lease gets a thread of its own, so that
 //! it never delays the session's answers.
 
-use crate::leases::TerminationReason;
 use crate::serve::Request;
 use crate::session::Shared;
+use crate::session_end::TerminationReason;
 use crate::state::{Core, State};
 use ccnvm::{Event, SessionId};
 use format::call::{CallKind, RECALLS_MAX, RecallsRequest, Status, split};

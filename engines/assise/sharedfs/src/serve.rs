@@ -2,8 +2,8 @@
 //! in the ring are no valid message. Every request is hostile: it is decoded by `format`, checked against the leases
 //! that the session holds, and its cost is bounded.
 
-use crate::leases::TerminationReason;
 use crate::recalls::Patience;
+use crate::session_end::TerminationReason;
 use crate::state::Core;
 use ccnvm::SessionId;
 use format::call::{CallKind, Status};

@@ -89,7 +89,7 @@ impl Core {
     pub fn digest_own(&self, id: SessionId, up_to: Sequence) -> Result<(), Status> {
         match self.digest(id, up_to) {
             Ok(crate::digest::Step::Cut(reason)) => {
-                self.terminate(id, crate::leases::TerminationReason::Cut(reason));
+                self.terminate(id, crate::session_end::TerminationReason::Cut(reason));
                 Err(Status::Sealed)
             }
             Ok(_) => Ok(()),
