@@ -178,6 +178,41 @@ print(wrong, all(owner('by%d' % round).startswith('%d:' % (1000 + round)) for ro
     assert!(status.contains("\"forced_ends\": []"), "{status}");
 }
 
+/// A file that root gives to itself stays open for the process that made it, and for its children. If the daemon dies
+/// meanwhile, before or after root did that, it is no different.
+#[test]
+fn a_file_that_is_given_away_stays_its_makers_to_use() {
+    for killed in ["never", "before", "after"] {
+        let node = Node::up();
+        let script = r#"
+def turn(read, write): os.write(write, b'x'); os.read(read, 1)
+os.chmod(T, 0o777); os.chdir(T)
+ours, to_us = os.pipe(); theirs, to_them = os.pipe()
+if os.fork() == 0:
+    become(12345)
+    made = os.open('made', os.O_CREAT | os.O_RDWR, 0o600); os.write(made, b'before ')
+    turn(theirs, to_us)
+    os.write(made, b'after '); os.fsync(made)
+    if os.fork() == 0:
+        os.write(made, b'child '); os._exit(0)
+    os.wait()
+    print(os.pread(made, 100, 0).decode(), refused(open, 'made'), flush=True)
+    os._exit(0)
+os.read(ours, 1)
+if KILLED == 'before': os.kill(DAEMON, 9)
+os.chown('made', 0, 0); os.chmod('made', 0)
+if KILLED == 'after': os.kill(DAEMON, 9)
+os.write(to_them, b'x'); os.wait()
+print(owner('made'), open('made').read())
+"#;
+        let script = format!("DAEMON, KILLED = {}, '{killed}'\n{script}", node.daemon());
+        let Some(found) = words(&node, &script) else { return };
+        assert_eq!(found, "before after child EACCES 0:0 before after child", "killed {killed}");
+        let status = node.hearth(&["status", "--json"]).expect_success();
+        assert!(status.contains("\"forced_ends\": []"), "{status}");
+    }
+}
+
 /// As many as the kernel allows to a process, and by each what its members may.
 #[test]
 fn a_user_of_many_groups_has_them_all() {

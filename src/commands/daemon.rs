@@ -168,13 +168,13 @@ pub(crate) fn removed(pool: &[Presence]) -> Option<sharedfs::Error> {
     Some(sharedfs::Error::Removed(found.path.display().to_string()))
 }
 
-/// Reports blocks that are found damaged, and stops the daemon when its pool is removed: records that programs commit
-/// from then on would be acknowledged, and lost. The process stays until it is told to end, since the contents of the
-/// pool can be copied through its descriptors.
+/// Reports sessions that were ended by force and blocks that are found damaged, and stops the daemon when its pool is
+/// removed: records that programs commit from then on would be acknowledged, and lost. The process stays until it is told
+/// to end, since the contents of the pool can be copied through its descriptors.
 pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Result<()> {
     let (daemon, pool) = (daemon.clone(), pool.clone());
     let body = move || {
-        let mut told = BTreeSet::new();
+        let (mut told, mut told_ends) = (BTreeSet::new(), BTreeSet::new());
         // The pool of a daemon that has ended is another one's to watch.
         while !daemon.has_ended() {
             if let Some(why) = removed(&pool) {
@@ -183,6 +183,16 @@ pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Res
             for block in daemon.damaged_blocks() {
                 if told.insert(block) {
                     error!("{}", damaged_block(&block));
+                }
+            }
+            for end in daemon.terminations() {
+                if told_ends.insert((end.session, end.reason.clone())) {
+                    warn!(
+                        session = end.session,
+                        user = end.uid,
+                        reason = end.reason,
+                        "a session was ended by force"
+                    );
                 }
             }
             SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(POOL_LOOK)));

@@ -21,8 +21,8 @@ pub enum RegisterKind {
     Attach = 1,
     /// Log `last`, of the session or of one that it continues, was digested to its end: record `first`.
     Recovered = 2,
-    /// The session knows these inodes: `inode`, `first`, `last` and `owner`, as far as they are not 0; the bits of
-    /// `detail` say which of them it may read.
+    /// The session knows these inodes: `inode`, `first`, `last` and `owner`, as far as they are not 0; the lower four bits
+    /// of `detail` say which of them it may read, the upper four which it made and may use whatever their modes say.
     Known = 3,
     /// The session has a reference to `inode`; `detail`: 1 to read it, 2 to write it.
     Open = 4,
@@ -119,6 +119,10 @@ pub const REGISTER_ENTRY_BYTES: usize = size_of::<RegisterEntry>();
 
 /// Number of inodes in one entry of kind `Known`.
 pub const REGISTER_KNOWN_MAX: usize = 4;
+/// Bit of an inode in a `Known` entry: the session may read it.
+pub const KNOWN_READABLE: u8 = 1;
+/// Bit of an inode in a `Known` entry: the session made it.
+pub const KNOWN_MADE: u8 = 2;
 
 impl RegisterEntry {
     /// An entry about a session; the caller sets all other fields.
@@ -155,24 +159,28 @@ impl RegisterEntry {
         Ok((RegisterKind::from_raw(entry.kind)?, entry))
     }
 
-    /// The inodes of a `Known` entry, and whether each may be read.
-    pub fn known(&self) -> impl Iterator<Item = (InodeNumber, bool)> {
+    /// The inodes of a `Known` entry, and the `KNOWN_*` bits of each.
+    pub fn known(&self) -> impl Iterator<Item = (InodeNumber, u8)> {
         let numbers = [self.inode.get(), self.first.get(), self.last.get(), self.owner.get()];
-        let readable = self.detail;
+        let (readable, made) = (self.detail & 0xf, self.detail >> REGISTER_KNOWN_MAX);
         let named = numbers.into_iter().enumerate().filter(|(_, number)| *number != 0);
-        named.map(move |(place, number)| (InodeNumber::new(number), readable >> place & 1 == 1))
+        named.map(move |(place, number)| {
+            (InodeNumber::new(number), (readable >> place & 1) | ((made >> place & 1) << 1))
+        })
     }
 
-    /// Creates a `Known` entry of at most [`REGISTER_KNOWN_MAX`] inodes.
-    pub fn of_known(session: u64, known: &[(InodeNumber, bool)]) -> Self {
+    /// Creates a `Known` entry of at most [`REGISTER_KNOWN_MAX`] inodes, each with its `KNOWN_*` bits.
+    pub fn of_known(session: u64, known: &[(InodeNumber, u8)]) -> Self {
         let number = |place: usize| known.get(place).map_or(0, |(inode, _)| inode.get());
-        let readable = known.iter().take(REGISTER_KNOWN_MAX).enumerate();
+        let bits = known.iter().take(REGISTER_KNOWN_MAX).enumerate();
+        let in_halves =
+            |bits: u8| (bits & KNOWN_READABLE) | ((bits & KNOWN_MADE) << (REGISTER_KNOWN_MAX - 1));
         Self {
             inode: InodeNumber::new(number(0)),
             first: U64::new(number(1)),
             last: U64::new(number(2)),
             owner: U64::new(number(3)),
-            detail: readable.map(|(place, (_, readable))| u8::from(*readable) << place).sum(),
+            detail: bits.map(|(place, (_, bits))| in_halves(*bits) << place).sum(),
             ..Self::new(RegisterKind::Known, session)
         }
     }
@@ -189,8 +197,8 @@ mod tests {
 
     #[test]
     fn an_entry_is_valid_only_in_its_register_at_its_sequence() {
-        let known =
-            [(7, true), (8, false), (9, true)].map(|(inode, readable)| (InodeNumber::new(inode), readable));
+        let known = [(7, KNOWN_READABLE), (8, 0), (9, KNOWN_READABLE | KNOWN_MADE), (10, KNOWN_MADE)]
+            .map(|(inode, bits)| (InodeNumber::new(inode), bits));
         let entry = RegisterEntry::of_known(3, &known).seal(5, Sequence::new(2));
         let bytes = entry.as_bytes();
         let (kind, found) = RegisterEntry::decode(bytes, 5, Sequence::new(2)).unwrap();

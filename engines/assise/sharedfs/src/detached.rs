@@ -11,7 +11,7 @@ use crate::register::{self, Identity};
 use crate::session::{MetInode, Session, in_range};
 use crate::state::{Core, State};
 use ccnvm::SessionId;
-use format::register::{RegisterEntry, RegisterKind};
+use format::register::{KNOWN_MADE, KNOWN_READABLE, RegisterEntry, RegisterKind};
 use format::{InodeNumber, Sequence};
 use ipc::host::Host;
 use ipc::socket::Connection;
@@ -191,6 +191,9 @@ impl State {
         let Some(Identity { pid, started, uid, gid }) = session.identity() else { return };
         let noted: Vec<InodeNumber> = open_here(session);
         for inode in noted {
+            if session.may_have_made(inode) {
+                session.known.entry(inode).or_default().add(KNOWN_READABLE | KNOWN_MADE);
+            }
             if self.references.rights(id, inode).is_none() {
                 // Without a call, a file that is marked open is open with the rights of its mode; wider rights were
                 // requested by call.
@@ -232,8 +235,8 @@ impl State {
             let index = self.detached.0.iter().position(|detached| detached.session == number);
             let Some(index) = index else { break };
             let detached = self.detached.0.remove(index).expect("found above");
-            for (inode, MetInode { readable }) in detached.known {
-                session.known.entry(inode).or_default().readable |= readable;
+            for (inode, met) in detached.known {
+                session.known.entry(inode).or_default().add(met.bits());
             }
             session.former_ranges.extend(detached.ranges);
             session.resume_unacknowledged = true;
@@ -254,7 +257,10 @@ impl State {
     pub fn sync_successor(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.open_files_unknown = false;
-        for inode in open_here(session) {
+        let open = open_here(session);
+        let made: Vec<_> = open.iter().copied().filter(|inode| session.may_have_made(*inode)).collect();
+        made.iter().for_each(|inode| self.keep_made(id, *inode));
+        for inode in open {
             // An inode with a name gets its reference when that name is removed.
             let Ok(Some(item)) = self.copy.tree.inode(inode) else { continue };
             if item.links.get() == 0 && self.references.rights(id, inode).is_none() {

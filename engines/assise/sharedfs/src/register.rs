@@ -235,8 +235,8 @@ impl Remembered {
                 note_recovered(&mut detached.recovered, entry.last.get(), Sequence::new(entry.first.get()));
             }
             RegisterKind::Known => {
-                for (inode, readable) in entry.known() {
-                    detached.known.entry(inode).or_default().readable |= readable;
+                for (inode, bits) in entry.known() {
+                    detached.known.entry(inode).or_default().add(bits);
                 }
             }
             RegisterKind::Open => self.references.open(id, entry.inode, Rights::of_bits(entry.detail)),
@@ -399,8 +399,7 @@ pub(crate) fn put_possessions(
     for (log, last) in recovered {
         entries.push(recovered_entry(id, *log, *last));
     }
-    let known: Vec<(InodeNumber, bool)> =
-        known.iter().map(|(inode, known)| (*inode, known.readable)).collect();
+    let known: Vec<(InodeNumber, u8)> = known.iter().map(|(inode, known)| (*inode, known.bits())).collect();
     entries.extend(known.chunks(REGISTER_KNOWN_MAX).map(|some| RegisterEntry::of_known(id.0, some)));
 }
 

@@ -7,6 +7,7 @@ use crate::lock_leases::LockTable;
 use crate::passes::Passes;
 use crate::register::Identity;
 use ccnvm::{Mode, SessionId};
+use format::register::{KNOWN_MADE, KNOWN_READABLE};
 use format::session::{SESSION_BYTES, WORD_OWN_RANGE, lease_bytes};
 use format::{InodeNumber, LeaseVersion, LogUid, Sequence};
 use ipc::host::Host;
@@ -100,6 +101,24 @@ pub(crate) struct HeldLease {
 pub(crate) struct MetInode {
     /// It could have been opened for reading when a lease on it was granted.
     pub readable: bool,
+    /// The session made it, and had it open when it lost the lease that came with its number. It may read and write it as
+    /// before, even if the owner or the mode changes.
+    pub made: bool,
+}
+
+impl MetInode {
+    /// The bits that the register stores.
+    pub fn bits(self) -> u8 {
+        (u8::from(self.readable) * KNOWN_READABLE) | (u8::from(self.made) * KNOWN_MADE)
+    }
+
+    /// Adds rights, by the bits of the register; true if one is new.
+    pub fn add(&mut self, bits: u8) -> bool {
+        let before = *self;
+        self.readable |= bits & KNOWN_READABLE != 0;
+        self.made |= bits & KNOWN_MADE != 0;
+        *self != before
+    }
 }
 
 /// Whether a session is alive.
@@ -256,10 +275,12 @@ impl Session {
 
     /// Whether it met the inode on a walk, or may have made it.
     pub fn knows(&self, inode: InodeNumber) -> bool {
-        inode == InodeNumber::ROOT
-            || self.in_range(inode)
-            || self.known.contains_key(&inode)
-            || self.former_ranges.iter().any(|range| in_range(inode, *range))
+        inode == InodeNumber::ROOT || self.known.contains_key(&inode) || self.may_have_made(inode)
+    }
+
+    /// Whether the number belongs to its own range, or to that of a session before it.
+    pub fn may_have_made(&self, inode: InodeNumber) -> bool {
+        self.in_range(inode) || self.former_ranges.iter().any(|range| in_range(inode, *range))
     }
 
     /// Whether its process may use the inode by its number.

@@ -99,6 +99,9 @@ impl Core {
         // The word's value is an upper bound: the log may hold fewer records, or records that do not count.
         let cut = shared.committed();
         let digested = self.digest(id, cut);
+        if let Ok(Step::Cut(reason)) = digested {
+            self.state.lock().note_last_cut(id, reason);
+        }
         let removed = digested.and_then(|_| self.close_session(id));
         shared.ring.close();
         // Release: pairs with the Acquire of threads that check whether the session is gone.
@@ -145,6 +148,17 @@ impl Core {
 }
 
 impl State {
+    /// Notes that the last records of a session do not count, unless its process was only interrupted in a record, or the
+    /// session was ended by force: the process may have been told already that they were persisted.
+    fn note_last_cut(&mut self, id: SessionId, reason: CutReason) {
+        let is_told = self.terminations.iter().any(|told| told.session == id.0);
+        if is_told || matches!(reason, CutReason::Decode(_)) {
+            return;
+        }
+        let uid = self.sessions.get(&id).map_or(0, |session| session.caller.uid);
+        self.note_termination(id, uid, format!("{:?}", TerminationReason::Cut(reason)));
+    }
+
     /// Removes a session that is digested to its end from all tables; gives the name of its log's file.
     fn end_session(&mut self, core: &Core, id: SessionId, now: u64) -> Result<Option<String>, Error> {
         let Some(session) = self.sessions.get(&id) else { return Ok(None) };

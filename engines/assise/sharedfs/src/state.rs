@@ -418,7 +418,7 @@ impl State {
         let from = session.shared.committed().max(self.copy.digested(log).sequence);
         let mut ledger = format::Sequence::default();
         if want.mode == Mode::Write {
-            let writes = self.references.rights(id, unit).is_some_and(|rights| rights.write);
+            let writes = self.may_write_next(id, unit);
             let rights = RIGHT_WRITE | if writes { RIGHT_CONTENTS } else { 0 };
             ledger = self.copy.ledger.grant(log, unit_of(unit), Grant { version, from, rights })?;
         }
@@ -435,6 +435,9 @@ impl State {
         let Some(held) = session.held.remove(&unit) else { return Ok(()) };
         session.end_word(held.word);
         let (log, live) = (session.log, session.phase == Phase::Live);
+        if held.word == WORD_OWN_RANGE && session.shared.client.is_open(unit) {
+            self.keep_made(id, unit);
+        }
         // When a session ends, the end of its log in the ledger also ends its leases.
         if held.mode == Mode::Write && live {
             let digested = self.copy.digested(log).sequence;
@@ -449,7 +452,7 @@ impl State {
         let found = crate::replay::authorize::attributes(inode, item);
         session.caller.owns(&found)
             || vfs::access::permits(&session.caller, &found, vfs::access::READ)
-            || session.known.get(&inode).is_some_and(|known| known.readable)
+            || session.known.get(&inode).is_some_and(|known| known.readable || known.made)
             || self.references.rights(id, inode).is_some_and(|rights| rights.read)
     }
 }

@@ -19,7 +19,7 @@ use format::call::{
 use format::name::COOKIE_SLOTS;
 use format::node::InodeItem;
 use format::record::FileType;
-use format::register::RegisterEntry;
+use format::register::{KNOWN_MADE, KNOWN_READABLE, RegisterEntry};
 use format::session::WORD_OWN_RANGE;
 use format::{Cookie, InodeNumber, LogUid, Name, Sequence};
 use ipc::Word;
@@ -373,8 +373,27 @@ impl State {
     /// Whether a session may write contents whatever the mode says.
     pub fn may_write(&self, id: SessionId, inode: InodeNumber) -> bool {
         let open = self.copy.ledger.table().log(LogUid::new(id.0));
-        open.is_some_and(|open| open.may_write_contents(inode))
-            || self.references.rights(id, inode).is_some_and(|rights| rights.write)
+        open.is_some_and(|open| open.may_write_contents(inode)) || self.may_write_next(id, inode)
+    }
+
+    /// Whether it may under its next grant.
+    pub fn may_write_next(&self, id: SessionId, inode: InodeNumber) -> bool {
+        self.has_made(id, inode) || self.references.rights(id, inode).is_some_and(|rights| rights.write)
+    }
+
+    /// A session that made an inode and has it open keeps the right to use it, now that others may change owner and mode.
+    pub fn keep_made(&mut self, id: SessionId, inode: InodeNumber) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let met = session.known.entry(inode).or_default();
+        if met.add(KNOWN_READABLE | KNOWN_MADE) {
+            self.register.note(RegisterEntry::of_known(id.0, &[(inode, met.bits())]));
+        }
+    }
+
+    /// Whether a session made an inode and has kept the right to use it.
+    fn has_made(&self, id: SessionId, inode: InodeNumber) -> bool {
+        let met = self.sessions.get(&id).and_then(|session| session.known.get(&inode));
+        met.is_some_and(|met| met.made)
     }
 
     /// An inode of the area.
@@ -427,9 +446,10 @@ impl State {
         if inode != RENAME_UNIT {
             let new = !session.known.contains_key(&inode);
             let known: &mut MetInode = session.known.entry(inode).or_default();
-            if new || (readable && !known.readable) {
-                known.readable |= readable;
-                self.register.note(RegisterEntry::of_known(id.0, &[(inode, readable)]));
+            let bits = u8::from(readable) * KNOWN_READABLE;
+            if known.add(bits) || new {
+                let bits = known.bits();
+                self.register.note(RegisterEntry::of_known(id.0, &[(inode, bits)]));
             }
         }
         Ok(reply)
