@@ -1,6 +1,7 @@
-//! Random calls, made by two processes at LibFS over SharedFS and at `vfs`'s model: every answer is the same, and so
+//! Random calls, made by processes at LibFS over SharedFS and at `vfs`'s model: every answer is the same, and so
 //! are the trees at the end, also after the daemon was killed and recovered from its pool. Logs are tiny, so that
-//! they wrap, are digested and grow all the time.
+//! they wrap, are digested and grow all the time. The processes are root's, acting for users as a mount does, or each is
+//! another user's, and the daemon dies in between.
 //!
 //! `ASSISE_CASES` sets the number of histories.
 
@@ -23,6 +24,8 @@ enum Step {
     Call(usize, Call),
     /// The daemon digests everything and removes what has no name.
     Tidy,
+    /// The daemon dies, and another one takes its place.
+    Restart,
 }
 
 const O_TMPFILE: i32 = 0o20_200_000;
@@ -138,12 +141,44 @@ fn play(history: &[Step], sessions: usize) -> Result<(), TestCaseError> {
 }
 
 fn play_on(node: &Arc<Node>, history: &[Step], sessions: usize) -> Result<(), TestCaseError> {
-    let clock = node.host.clone();
-    let model = Arc::new(Model::new(Arc::new(move || clock.wall()), vfs::model::Limits::default()));
     let engines: Vec<Arc<LibFs>> =
         (0..sessions).map(|_| Arc::new(node.attach(Caller::ROOT, limits()).0)).collect();
-    let mut expected = [process(model.clone(), 1), process(model.clone(), 2)];
-    let mut real = [process(engines[0].clone(), 1), process(engines[sessions - 1].clone(), 2)];
+    play_by(node, history, [0, sessions - 1].map(|session| engines[session].clone()).to_vec(), &[])
+}
+
+/// Plays a history of processes each of which has a session of its own, as its user.
+fn play_as(users: &[Caller], history: &[Step]) -> Result<(), TestCaseError> {
+    let node = Node::new(tiny());
+    let engines = users.iter().map(|user| Arc::new(node.attach(user.clone(), limits()).0)).collect();
+    play_by(&node, history, engines, users)
+}
+
+fn restart(node: &Arc<Node>) {
+    let ended = node.daemon().expect("it runs").terminations();
+    assert!(ended.is_empty(), "an honest LibFS was cut: {ended:?}");
+    node.kill();
+    node.start();
+}
+
+fn play_by(
+    node: &Arc<Node>,
+    history: &[Step],
+    engines: Vec<Arc<LibFs>>,
+    users: &[Caller],
+) -> Result<(), TestCaseError> {
+    let clock = node.host.clone();
+    let model = Arc::new(Model::new(Arc::new(move || clock.wall()), vfs::model::Limits::default()));
+    let mut expected: Vec<_> = (1..).take(engines.len()).map(|id| process(model.clone(), id)).collect();
+    let mut real: Vec<_> = (1..).zip(&engines).map(|(id, engine)| process(engine.clone(), id)).collect();
+    if !users.is_empty() {
+        let open_to_all = Call::Chmod { path: Path { base: None, path: ".".to_owned() }, mode: 0o777 };
+        prop_assert_eq!(real[0].call(&open_to_all), expected[0].call(&open_to_all));
+    }
+    for (user, who) in users.iter().zip(0..) {
+        let Caller { uid, gid, groups } = user.clone();
+        let user = Call::User { uid, gid, groups };
+        prop_assert_eq!(real[who].call(&user), expected[who].call(&user));
+    }
     // With open files from the start, most calls have something to do.
     let opened = (0..6usize).map(|number| {
         let path = Path { base: None, path: NAMES[number % 3].to_owned() };
@@ -158,12 +193,14 @@ fn play_on(node: &Arc<Node>, history: &[Step], sessions: usize) -> Result<(), Te
                 prop_assert_eq!(&found, &wanted, "{}", told);
             }
             Step::Tidy => node.tidy(),
+            Step::Restart => restart(node),
         }
     }
     node.tidy();
     let wanted = whole_tree(&mut expected[0]);
-    prop_assert_eq!(&whole_tree(&mut real[0]), &wanted);
-    prop_assert_eq!(&whole_tree(&mut real[1]), &wanted);
+    for real in real.iter_mut().filter(|_| users.is_empty()) {
+        prop_assert_eq!(&whole_tree(real), &wanted);
+    }
     // Whatever was done is there after a crash of the daemon and all its processes.
     drop(real);
     node.kill();
@@ -173,6 +210,43 @@ fn play_on(node: &Arc<Node>, history: &[Step], sessions: usize) -> Result<(), Te
     let recovered = whole_tree(&mut process(Arc::new(libfs), 3));
     prop_assert_eq!(&recovered, &wanted, "after recovery");
     Ok(())
+}
+
+/// Few files, so that users meet.
+fn file() -> impl Strategy<Value = Path> {
+    prop::sample::select(&["a", "b", "c"][..]).prop_map(|path| Path { base: None, path: path.to_owned() })
+}
+
+/// Calls of users at each other's files.
+fn on_rights() -> impl Strategy<Value = Call> {
+    let mode = || prop::sample::select(&[0o600, 0o644, 0o666, 0o660, 0o444, 0o400, 0][..]);
+    let slot = 0..3usize;
+    prop_oneof![
+        4 => (slot.clone(), file(), flags(), mode())
+            .prop_map(|(slot, path, flags, mode)| Call::Open { slot, path, flags, mode }),
+        2 => (file(), mode()).prop_map(|(path, mode)| Call::Chmod { path, mode }),
+        1 => (slot.clone(), mode()).prop_map(|(slot, mode)| Call::Fchmod { slot, mode }),
+        2 => (slot.clone(), data()).prop_map(|(slot, data)| Call::Write { slot, pieces: vec![data] }),
+        2 => (slot, offset(), 1..30_000usize).prop_map(|(slot, offset, bytes)| Call::Pread { slot, offset, bytes }),
+        1 => (file(), 0..8).prop_map(|(path, wanted)| Call::Access { path, wanted }),
+    ]
+}
+
+fn on_owners() -> impl Strategy<Value = Call> {
+    let id = || prop::option::of(prop::sample::select(&[0u32, 101, 102][..]));
+    (file(), id(), id()).prop_map(|(path, uid, gid)| Call::Chown { path, uid, gid, follow: false })
+}
+
+fn steps_of_users(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    let call =
+        prop_oneof![12 => on_rights(), 2 => on_files(), 2 => on_names(), 1 => file().prop_map(Call::Unlink)];
+    let step = prop_oneof![
+        30 => (0..3usize, call).prop_map(|(who, call)| Step::Call(who, call)),
+        4 => on_owners().prop_map(|call| Step::Call(0, call)),
+        1 => Just(Step::Tidy),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 1..length)
 }
 
 fn cases(standard: u32) -> u32 {
@@ -195,6 +269,38 @@ fn one_session_is_like_the_model() {
 #[test]
 fn two_sessions_are_like_the_model() {
     compare(2);
+}
+
+#[test]
+fn sessions_of_three_users_are_like_the_model_whenever_the_daemon_dies() {
+    let user = |uid: u32| Caller { uid, gid: uid, groups: vec![500] };
+    let users = [Caller::ROOT, user(101), user(102)];
+    let config = ProptestConfig { cases: cases(60), failure_persistence: None, ..ProptestConfig::default() };
+    let result = TestRunner::new(config).run(&steps_of_users(120), |history| play_as(&users, &history));
+    if let Err(failure) = result {
+        panic!("{failure}");
+    }
+}
+
+/// The process made the file in its former session, and opened it again when it was not its own any more.
+#[test]
+fn a_file_of_a_former_session_stays_open_when_its_name_goes() {
+    let path = |path: &str| Path { base: None, path: path.to_owned() };
+    let open = |slot, name: &str, flags| Call::Open { slot, path: path(name), flags, mode: 0o644 };
+    let history = vec![
+        Step::Call(1, open(2, "made", 0o100)),
+        Step::Call(0, Call::Chown { path: path("made"), uid: None, gid: None, follow: false }),
+        Step::Call(1, open(2, "other", 0o101)),
+        Step::Call(1, open(0, "made", 0)),
+        Step::Restart,
+        Step::Call(0, open(0, "b", 0)),
+        Step::Call(1, Call::Ftruncate { slot: 2, size: 0 }),
+        Step::Call(0, Call::Unlink(path("made"))),
+        Step::Tidy,
+        Step::Call(1, Call::Fchmod { slot: 0, mode: 0o600 }),
+        Step::Call(1, Call::Fstat(0)),
+    ];
+    play_as(&[Caller::ROOT, Caller { uid: 101, gid: 101, groups: Vec::new() }], &history).unwrap();
 }
 
 /// A listing tells numbers of inodes that the process has no lease on; the next call takes one by the name.

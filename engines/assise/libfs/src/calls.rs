@@ -4,16 +4,15 @@
 use crate::directory::Target;
 use crate::engine::LibFs;
 use crate::error::Error;
-use crate::need::{Need, Token, Walk};
+use crate::need::{Need, Walk};
 use crate::nodes::{Body, NodeIndex};
-use crate::releases::GivenBack;
 use crate::session::Link;
 use crate::state::State;
 use crate::words::GrantedLease;
 use format::call::{
     CallKind, DigestRequest, EntriesRequest, EntriesResponse, EntryReply, ExtentReply, ExtentsResponse,
-    InodeRequest, LEASE_READ, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, OpenRequest,
-    RELEASE_UNITS_MAX, RENAME_UNIT, RangeRequest, Status, WALK_NAMES_MAX, WalkRequest, WalkResponse,
+    InodeRequest, LEASE_WRITE, LeaseRequest, LeaseUnit, NodeReply, RENAME_UNIT, RangeRequest, Status,
+    WALK_NAMES_MAX, WalkRequest, WalkResponse,
 };
 use format::record::FileType;
 use format::session::WORD_OWN_RANGE;
@@ -25,9 +24,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Minimum of blocks of a file for which one call requests extents.
 const EXTENT_BLOCKS: u64 = 4096;
-
-/// Bit of an `OpenRequest`'s access: the file is written.
-const ACCESS_WRITE: u8 = 2;
 
 /// An upper bound for the numbers of the kinds of calls.
 pub(crate) const KINDS: usize = 32;
@@ -57,7 +53,7 @@ pub(crate) fn error_of(status: Status) -> vfs::Error {
 }
 
 /// Takes one value from the front of the bytes.
-fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &mut &[u8]) -> Result<T, Error> {
+pub(crate) fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &mut &[u8]) -> Result<T, Error> {
     let (value, rest) = format::call::split(bytes).map_err(|_| Error::Response)?;
     *bytes = rest;
     Ok(value)
@@ -113,7 +109,7 @@ impl LibFs {
     }
 
     /// Processes an answer if the session is still the one that asked.
-    fn learn<T>(
+    pub(crate) fn learn<T>(
         &self,
         line: &Line,
         learn: impl FnOnce(&mut State) -> Result<T, Error>,
@@ -199,70 +195,6 @@ impl LibFs {
             _ if head.nodes.get() > 1 || walk.ahead > 0 => Ok(()),
             refused => Err(error_of(refused)),
         }
-    }
-
-    pub(crate) fn open_call(
-        &self,
-        inode: InodeNumber,
-        access: u8,
-        token: Option<Token>,
-    ) -> vfs::engine::Result<()> {
-        let line = self.line()?;
-        self.state().retract_release(inode);
-        // A mount that opens a file for writing, which a program passes to it, holds it for writing from then on.
-        let is_passed_to_write = token.is_some() && access & ACCESS_WRITE != 0;
-        let mode = if is_passed_to_write { LEASE_WRITE } else { LEASE_READ };
-        let request = OpenRequest { inode, access, mode, reserved: [0; 6] };
-        let mut response = Vec::new();
-        let token = token.as_ref().map_or(&[][..], |token| token);
-        match self.call(&line, CallKind::Open, &[request.as_bytes(), token], &mut response)? {
-            Status::Ok => self.learn(&line, |state| {
-                let index = state.learn_node(&take(&mut response.as_slice())?)?;
-                state.nodes.get_mut(index).referenced = true;
-                Ok(())
-            }),
-            Status::Sealed => Ok(()),
-            refused => Err(error_of(refused)),
-        }
-    }
-
-    /// Releases the references, and the leases if so marked, that SharedFS keeps for inodes which this process no
-    /// longer uses.
-    pub(crate) fn close_calls(&self, given_back: &[GivenBack]) {
-        if given_back.is_empty() {
-            return;
-        }
-        let leases: Vec<InodeNumber> =
-            given_back.iter().filter(|given| given.lease).map(|given| given.inode).collect();
-        for leases in leases.chunks(RELEASE_UNITS_MAX) {
-            // An error is harmless: leases also end with their session.
-            let _ = self.release_call(leases);
-        }
-        let references: Vec<GivenBack> = given_back.iter().filter(|given| !given.lease).copied().collect();
-        let told =
-            references.chunks(RELEASE_UNITS_MAX).take_while(|some| self.close_call(some)).flatten().count();
-        {
-            let mut state = self.state();
-            state.end_give_back(given_back);
-            // The references pass to the next session, which releases them.
-            state.repeat_releases(&references[told..]);
-        }
-        self.turn();
-    }
-
-    /// Releases at most [`RELEASE_UNITS_MAX`] references. If the session ends meanwhile, its references pass to the next
-    /// session, and the call is repeated there. False if no session got the call.
-    fn close_call(&self, given_back: &[GivenBack]) -> bool {
-        let request = |given: &GivenBack| InodeRequest { inode: given.inode, flags: U64::new(0) };
-        let requests: Vec<InodeRequest> = given_back.iter().map(request).collect();
-        for _ in 0..self.limits.attempts {
-            let Ok(line) = self.line() else { return false };
-            match self.call(&line, CallKind::Close, &[requests.as_bytes()], &mut Vec::new()) {
-                Ok(Status::Sealed) => {}
-                called => return called.is_ok(),
-            }
-        }
-        false
     }
 
     /// The present lease of a node, to be compared when an answer arrives.

@@ -112,8 +112,11 @@ impl State {
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
         self.files[index as usize] = Some(OpenFile { node, access, serial, user: self.user });
-        self.retract_release(self.nodes.get(node).inode);
-        self.nodes.get_mut(node).opens += 1;
+        let was_kept = self.retract_release(self.nodes.get(node).inode).is_some();
+        let opened = self.nodes.get_mut(node);
+        opened.opens += 1;
+        // The close releases what SharedFS keeps for the file that was open before.
+        opened.orphaned |= was_kept;
         if self.nodes.get(node).open_place.is_none() {
             self.enter_open_table(node);
         }

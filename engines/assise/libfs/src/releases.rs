@@ -7,9 +7,17 @@
 //! together: a program that removes small files one after the other, as SQLite does with its journals, makes one call for
 //! many of them.
 
+use crate::calls::{Line, error_of, take};
+use crate::engine::LibFs;
+use crate::need::Token;
 use crate::state::State;
+use format::call::{CallKind, InodeRequest, LEASE_READ, LEASE_WRITE, OpenRequest, RELEASE_UNITS_MAX, Status};
 use format::{InodeNumber, Sequence};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
+/// Bit of an `OpenRequest`'s access: the file is written.
+const ACCESS_WRITE: u8 = 2;
 /// Number of references that are released at once.
 const MANY: usize = 64;
 /// Bytes of files whose references are released at once, however few they are: their blocks may be needed.
@@ -50,15 +58,20 @@ impl State {
         }
     }
 
-    /// SharedFS may not end the reference to this inode by itself: the process uses the inode again.
-    pub fn retract_release(&mut self, inode: InodeNumber) {
-        for index in 0..self.releases.len() {
-            if self.releases[index].inode == inode
-                && let Some(place) = self.releases[index].place.take()
-            {
+    /// The process uses the inode again: its reference is not released, neither by a call nor by SharedFS, until the caller
+    /// adds the release again, or a close does. Gives the release that was pending.
+    pub fn retract_release(&mut self, inode: InodeNumber) -> Option<PendingRelease> {
+        let mut retracted = None;
+        while let Some(index) = self.releases.iter().position(|release| release.inode == inode) {
+            let release = self.releases.remove(index);
+            if let Some(place) = release.place {
                 self.free_open_place(place);
             }
+            let after =
+                retracted.map_or(release.after, |other: PendingRelease| other.after.max(release.after));
+            retracted = Some(PendingRelease { after, ..release });
         }
+        retracted
     }
 
     /// Frees a position of the open table.
@@ -137,5 +150,90 @@ impl State {
     /// Removes inodes from the list of those that are being released.
     pub fn end_give_back(&mut self, given_back: &[GivenBack]) {
         self.giving_back.retain(|inode| !given_back.iter().any(|given| given.inode == *inode));
+    }
+}
+
+impl LibFs {
+    /// Requests a reference, and with it the lease on the inode.
+    pub(crate) fn open_call(
+        &self,
+        inode: InodeNumber,
+        access: u8,
+        token: Option<Token>,
+    ) -> vfs::engine::Result<()> {
+        let line = self.line()?;
+        let retracted = self.state().retract_release(inode);
+        let result = self.open_call_on(&line, inode, access, token);
+        if let Some(release) = retracted {
+            let mut state = self.state();
+            let is_referenced = |index| state.nodes.get(index).referenced;
+            if !state.nodes.find(inode).is_some_and(is_referenced) {
+                state.add_release(inode, release.after, release.bytes);
+            }
+        }
+        result
+    }
+
+    fn open_call_on(
+        &self,
+        line: &Line,
+        inode: InodeNumber,
+        access: u8,
+        token: Option<Token>,
+    ) -> vfs::engine::Result<()> {
+        // A mount that opens a file for writing, which a program passes to it, holds it for writing from then on.
+        let is_passed_to_write = token.is_some() && access & ACCESS_WRITE != 0;
+        let mode = if is_passed_to_write { LEASE_WRITE } else { LEASE_READ };
+        let request = OpenRequest { inode, access, mode, reserved: [0; 6] };
+        let mut response = Vec::new();
+        let token = token.as_ref().map_or(&[][..], |token| token);
+        match self.call(line, CallKind::Open, &[request.as_bytes(), token], &mut response)? {
+            Status::Ok => self.learn(line, |state| {
+                let index = state.learn_node(&take(&mut response.as_slice())?)?;
+                state.nodes.get_mut(index).referenced = true;
+                Ok(())
+            }),
+            Status::Sealed => Ok(()),
+            refused => Err(error_of(refused)),
+        }
+    }
+
+    /// Releases the references, and the leases if so marked, that SharedFS keeps for inodes which this process no
+    /// longer uses.
+    pub(crate) fn close_calls(&self, given_back: &[GivenBack]) {
+        if given_back.is_empty() {
+            return;
+        }
+        let leases: Vec<InodeNumber> =
+            given_back.iter().filter(|given| given.lease).map(|given| given.inode).collect();
+        for leases in leases.chunks(RELEASE_UNITS_MAX) {
+            // An error is harmless: leases also end with their session.
+            let _ = self.release_call(leases);
+        }
+        let references: Vec<GivenBack> = given_back.iter().filter(|given| !given.lease).copied().collect();
+        let told =
+            references.chunks(RELEASE_UNITS_MAX).take_while(|some| self.close_call(some)).flatten().count();
+        {
+            let mut state = self.state();
+            state.end_give_back(given_back);
+            // The references pass to the next session, which releases them.
+            state.repeat_releases(&references[told..]);
+        }
+        self.turn();
+    }
+
+    /// Releases at most [`RELEASE_UNITS_MAX`] references. If the session ends meanwhile, its references pass to the next
+    /// session, and the call is repeated there. False if no session got the call.
+    fn close_call(&self, given_back: &[GivenBack]) -> bool {
+        let request = |given: &GivenBack| InodeRequest { inode: given.inode, flags: U64::new(0) };
+        let requests: Vec<InodeRequest> = given_back.iter().map(request).collect();
+        for _ in 0..self.limits.attempts {
+            let Ok(line) = self.line() else { return false };
+            match self.call(&line, CallKind::Close, &[requests.as_bytes()], &mut Vec::new()) {
+                Ok(Status::Sealed) => {}
+                called => return called.is_ok(),
+            }
+        }
+        false
     }
 }
