@@ -6,6 +6,7 @@ use crate::ends::Ends;
 use crate::files::Files;
 use crate::guard::Guarded;
 use crate::handshake::Agreed;
+use crate::late_sync::LateSync;
 use crate::nodes::Nodes;
 use crate::notices::{Notices, SendNotice};
 use crate::operations::attr;
@@ -63,6 +64,7 @@ pub(crate) struct Gateway {
     pub(crate) units: Arc<Units>,
     pub(crate) ends: Ends,
     pub(crate) size_holds: SizeHolds,
+    pub(crate) late_sync: LateSync,
     /// Another process makes the kernel drop its data if this one dies.
     pub(crate) guarded: Option<Arc<Guarded>>,
     pub(crate) notices: Notices,
@@ -93,6 +95,7 @@ impl Gateway {
             orphans: Orphans::new(host.clone()),
             ends: Ends::new(host.clone()),
             size_holds: SizeHolds::new(host.clone()),
+            late_sync: LateSync::new(host.clone()),
             units: Arc::new(Units::new(host.clone(), engine.clone(), kernel_has)),
             notices: Notices::new(notify),
             page_recalls: Queue::new(host.clone()),
@@ -123,6 +126,7 @@ impl Gateway {
         if let Ok(served) = &served {
             self.note_retry(&header, served.as_ref().err());
         }
+        self.late_sync.note(header.opcode);
         let silent = matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT);
         let result = match served {
             Ok(Ok(Answer::Later | Answer::None)) => return None,
@@ -272,11 +276,12 @@ impl Gateway {
         }
     }
 
-    /// Starts the threads that tell the kernel to drop and to forget data.
+    /// Starts the threads that tell the kernel to drop and to forget data, and the one that persists changes.
     ///
     /// # Errors
     /// A thread could not be started.
     pub(crate) fn start_recalls(self: &Arc<Self>) -> Result<(), ipc::Error> {
+        recalls::start_late_sync(self)?;
         if self.forgets {
             recalls::start_forgetting(self)?;
         }

@@ -25,6 +25,7 @@ mod files;
 mod gateway;
 mod guard;
 mod handshake;
+mod late_sync;
 mod mounted;
 mod nodes;
 mod notices;

@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use vfs::Recalled;
+use vfs::engine::Sync;
 
 /// Threads for inodes that may have pages in the kernel, whose notifications may have to wait for a request.
 const WITH_PAGES: usize = 4;
@@ -156,6 +157,19 @@ fn spawn(gateway: &Arc<Gateway>, name: &str, body: fn(&Gateway)) -> Result<(), i
         gateway.threads.fetch_add(u32::MAX, Ordering::AcqRel);
     }
     spawned.map(drop)
+}
+
+/// Starts the thread that persists what programs have changed.
+///
+/// # Errors
+/// The thread could not be started.
+pub(crate) fn start_late_sync(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
+    spawn(gateway, "late sync", |gateway| {
+        while gateway.late_sync.wait() {
+            // The next `fsync` of a program fails, too.
+            let _ = gateway.engine.sync(Sync::Everything);
+        }
+    })
 }
 
 /// Starts the threads that ask the kernel to forget inodes: when it knows too many, and when they may have no name.
@@ -338,6 +352,7 @@ impl Gateway {
         self.plain_recalls.end();
         self.repairs.end();
         self.size_holds.end();
+        self.late_sync.end();
         self.units.end();
         loop {
             // Acquire: pairs with the AcqRel of a thread that ends.

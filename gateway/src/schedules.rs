@@ -20,6 +20,21 @@ use std::collections::BTreeSet;
 use vfs::LeaseMode;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// The kernel does not say that a program has called `sync`.
+#[test]
+fn a_change_is_persisted_though_no_program_asks_for_it() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let until = SystemHost.now().after(LONG);
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    around.write(node, handle, 0);
+    while around.model.syncs() == 0 && SystemHost.now() < until {
+        let _ = SystemHost.wait(&ipc::Word::new(0), 0, Some(SystemHost.now().after(LONG / 6000)));
+    }
+    assert!(around.model.syncs() > 0);
+    around.gateway.end();
+}
+
 /// M.3, M.4: a READ has its page locked when the pass reaches it, and fills the page after the pass.
 #[test]
 fn a_read_is_answered_while_its_page_is_to_be_dropped_and_the_page_is_dropped_once_more() {

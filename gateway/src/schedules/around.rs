@@ -218,6 +218,7 @@ pub(super) fn until(is_so: impl Fn() -> bool) {
 /// A gateway, its simulated kernel and its leases.
 pub(super) struct Around {
     pub(super) gateway: Arc<Gateway>,
+    pub(super) model: Arc<Model>,
     pub(super) leases: Arc<FreeLeases>,
     pub(super) kernel: Arc<Kernel>,
 }
@@ -226,7 +227,8 @@ impl Around {
     pub(super) fn new() -> Self {
         let (leases, kernel) = (Arc::new(FreeLeases::default()), Arc::new(Kernel::default()));
         let model = Model::new(Arc::new(|| SystemHost.wall()), Limits::default()).with_leases(leases.clone());
-        let (engine, host): (Arc<dyn vfs::Engine>, Arc<dyn Host>) = (Arc::new(model), Arc::new(SystemHost));
+        let model = Arc::new(model);
+        let (engine, host): (Arc<dyn vfs::Engine>, Arc<dyn Host>) = (model.clone(), Arc::new(SystemHost));
         let hears = kernel.clone();
         let ways: (crate::gateway::Send, crate::notices::SendNotice) =
             (Box::new(|_| ()), Box::new(move |message| hears.hear(message)));
@@ -235,7 +237,7 @@ impl Around {
         let agreed = Agreed { maps_shared: true, caches: true, forgets: true };
         let gateway = Arc::new(Gateway::new(engine, host, &options, ways, &agreed, None));
         gateway.nodes.tell(&*gateway.engine, root.inode);
-        Self { gateway, leases, kernel }
+        Self { gateway, model, leases, kernel }
     }
 
     pub(super) fn message(opcode: u32, node: u64, parts: &[&[u8]]) -> Vec<u8> {

@@ -11,6 +11,7 @@ use crate::engine::{
 use crate::error::Error;
 use format::{BLOCK_BYTES, Cookie, InodeNumber, Name};
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 impl Engine for Model {
@@ -184,7 +185,10 @@ impl Engine for Model {
     fn sync(&self, what: Sync) -> Result<()> {
         match what {
             Sync::Data(node) | Sync::File(node) => self.state().pinned(node).map(|_| ()),
-            Sync::Everything => Ok(()),
+            Sync::Everything => {
+                self.syncs.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
         }
     }
 

@@ -19,6 +19,7 @@ use format::{BLOCK_BYTES, InodeNumber};
 use names::Entries;
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A clock: nanoseconds since 1970.
@@ -86,12 +87,14 @@ pub struct Model {
     clock: Clock,
     state: Mutex<TreeState>,
     leases: Option<Arc<dyn CacheLeases>>,
+    /// How often everything was synced.
+    syncs: AtomicU64,
 }
 
 impl Clone for Model {
     fn clone(&self) -> Self {
         let state = Mutex::new(self.state().clone());
-        Self { clock: self.clock.clone(), state, leases: self.leases.clone() }
+        Self { clock: self.clock.clone(), state, leases: self.leases.clone(), syncs: AtomicU64::new(0) }
     }
 }
 
@@ -130,13 +133,18 @@ impl Model {
             blocks_used: 0,
             locks: LockTable::new(limits.locks),
         };
-        Self { clock, state: Mutex::new(state), leases: None }
+        Self { clock, state: Mutex::new(state), leases: None, syncs: AtomicU64::new(0) }
     }
 
     /// The same model with leases to give for a cache outside of it, which are the caller's to decide about.
     #[must_use]
     pub fn with_leases(self, leases: Arc<dyn CacheLeases>) -> Self {
         Self { leases: Some(leases), ..self }
+    }
+
+    /// How often everything was synced.
+    pub fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::SeqCst)
     }
 
     fn state(&self) -> MutexGuard<'_, TreeState> {
