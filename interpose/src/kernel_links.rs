@@ -1,4 +1,4 @@
-//! Symbolic links in the kernel's tree, on the way of a path into the tree of a node.
+//! Symbolic links and directories in the kernel's tree, on the way of a path into the tree of a node.
 
 use crate::mount::Errno;
 use crate::paths::PATH_BYTES_MAX;
@@ -15,6 +15,15 @@ pub fn target(path: &[u8]) -> Result<Vec<u8>, Errno> {
     let bytes = unsafe { raw::try_call(libc::SYS_readlinkat, &arguments) }?;
     target.truncate(bytes as usize);
     Ok(target)
+}
+
+/// Whether the kernel finds a file at a path.
+pub fn exists(path: Vec<u8>) -> Result<(), Errno> {
+    let path = CString::new(path).map_err(|_| Errno(libc::EINVAL))?;
+    let arguments =
+        [raw::number(libc::AT_FDCWD), path.as_ptr() as u64, libc::F_OK as u64, libc::AT_EACCESS as u64];
+    // SAFETY: the path lives across the call.
+    unsafe { raw::try_call(libc::SYS_faccessat2, &arguments) }.map(|_| ())
 }
 
 /// Asks the kernel whether it follows a link at the end of a path, which its settings about links of other users may

@@ -464,8 +464,15 @@ pub fn serve_two(
     let (from_dir, from_path, to_dir, to_path) = match (from, to) {
         (ResolvedPath::Kernel, ResolvedPath::Kernel) => return Err(Refusal::Pass),
         (ResolvedPath::Open(from), ResolvedPath::Mount(dir, path)) => {
+            let from = Target::Open(from.handle());
             let place = MountPath { dir: dir.as_ref().map(DescriptionRef::handle), path: &path };
-            return Ok(work(Target::Open(from.handle()), place)?);
+            return match work(from, place) {
+                Err(Errno::LEAVES) => match walk(&absolute(dir.as_ref(), &path)?, two.end())? {
+                    Walked::Mount(path) => Ok(work(from, MountPath { dir: None, path: &path })?),
+                    Walked::Kernel(_) => Err(cross_device),
+                },
+                result => Ok(result?),
+            };
         }
         (ResolvedPath::Mount(from_dir, from_path), ResolvedPath::Mount(to_dir, to_path)) => {
             (from_dir, from_path, to_dir, to_path)

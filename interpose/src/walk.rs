@@ -2,7 +2,7 @@
 
 use crate::descriptors;
 use crate::kernel_links;
-use crate::mount::{Errno, MountPath};
+use crate::mount::{Errno, MountPath, Target};
 use crate::paths::{PATH_BYTES_MAX, below, components, magic, path_of};
 use crate::start::{Site, site};
 use std::ffi::CString;
@@ -54,6 +54,7 @@ pub fn walk_by(path: &[u8], end: End) -> Result<(Walked, bool), Errno> {
     let mut links = 0;
     while let Some(part) = todo.pop() {
         if part == b".." {
+            search(site, &done)?;
             let cut = done.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             done.truncate(cut);
             continue;
@@ -87,6 +88,17 @@ pub fn walk_by(path: &[u8], end: End) -> Result<(Walked, bool), Errno> {
     }
     let path = CString::new(done).map_err(|_| Errno(libc::EINVAL))?;
     Ok((Walked::Kernel(path), through_mount))
+}
+
+/// Checks that an absolute path leads to a directory that the user may search, as a `..` after it requires.
+fn search(site: &Site, path: &[u8]) -> Result<(), Errno> {
+    let path = [path, b"/."].concat();
+    match below(site, &path) {
+        Some(rest) => {
+            site.mount.attributes(Target::Named(MountPath { dir: None, path: rest }, true)).map(|_| ())
+        }
+        None => kernel_links::exists(path),
+    }
 }
 
 /// Splits what a call on a name does not walk off the path: the slashes after the name, or `.` or `..` in its place.
