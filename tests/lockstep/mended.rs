@@ -1,0 +1,32 @@
+//! Short sequences that once were answered differently, or that random ones meet seldom.
+
+/// Each with the reason why it is here.
+pub const SEQUENCES: [(&str, &str); 2] = [
+    (
+        "an open file gets a name in a directory behind an absolute link",
+        "library-1 mkdir . d 0777
+        library-1 symlink FOLDER/d . s
+        library-1 open . . O_RDWR|O_TMPFILE 0666
+        library-1 linkfd 3 . s/x
+        library-1 link 3 \"\" . s/y AT_EMPTY_PATH
+        library-1 linkfd 3 . s/x
+        library-1 linkfd 3 . s/y/z
+        mount tree . FOLDER",
+    ),
+    (
+        "`..` follows only a directory that the user may search, also behind an absolute link",
+        "library-1 open . f O_RDWR|O_CREAT 0666
+        library-1 mkdir . d 0777
+        library-1 symlink FOLDER/d . s
+        library-1 symlink FOLDER/x . t
+        library-1 symlink FOLDER/f . u
+        library-1 stat . s/.. 0
+        library-1 stat . t/.. 0
+        library-1 stat . u/.. 0
+        library-1 open . t/.. O_WRONLY|O_TRUNC 0
+        library-1 list . s/../d/../s
+        library-1 chmod . d 0
+        library-1 user 1000
+        library-1 stat . s/.. 0",
+    ),
+];
