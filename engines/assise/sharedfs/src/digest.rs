@@ -212,7 +212,10 @@ impl State {
         let mut inodes = Vec::new();
         while inodes.len() < inodes_max {
             let Some(inode) = self.reapable.pop_front() else { break };
-            if self.references.any(inode) {
+            // One of them may have a name: it is not removed, and calls must not miss it in the meantime.
+            let named =
+                self.copy.tree.inode(inode).is_ok_and(|item| item.is_none_or(|item| item.links.get() > 0));
+            if named || self.references.any(inode) {
                 continue;
             }
             if self.may_be_open(inode) {

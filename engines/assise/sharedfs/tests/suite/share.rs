@@ -137,6 +137,26 @@ fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
     daemon.stop();
 }
 
+/// A call that came while it was to be removed would not find it.
+#[test]
+fn what_has_a_name_is_not_removed_with_its_last_reference() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let daemon = daemon_of(folder.path(), tiny());
+    let (giver, stranger) = (knock(folder.path()), knock(folder.path()));
+    stranger.root();
+    let (_, lifeline) = give(&giver);
+    daemon.tidy();
+    let commit = daemon.commit();
+    say(&lifeline, NOTE_CLOSED, &[file(ROOT)]);
+    eventually("the note is read", || {
+        stranger.root();
+        daemon.references() == 0
+    });
+    daemon.tidy();
+    assert_eq!(daemon.commit(), commit, "nothing is to be removed");
+    daemon.stop();
+}
+
 #[test]
 fn what_could_not_be_given_away_as_a_whole_leaves_nothing_behind() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
