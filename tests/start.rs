@@ -239,8 +239,27 @@ fn nodes_that_are_started_ended_and_killed_at_once_serve_afterwards() {
 }
 
 fn has_open(pid: i32, file: &Path) -> bool {
+    !descriptors_of(pid, file).is_empty()
+}
+
+/// The numbers of a process's descriptors of a file.
+fn descriptors_of(pid: i32, file: &Path) -> Vec<String> {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == file)
+    let of_file = open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == file));
+    of_file.map(|entry| entry.file_name().into_string().unwrap()).collect()
+}
+
+/// The process of a mount outlives the daemon that started it. With the lock it would be taken for a daemon that begins.
+#[test]
+fn a_daemon_of_several_nodes_passes_its_lock_on_to_no_process() {
+    const CLOSES_AT_EXEC: u32 = 0o2_000_000;
+    let node = Node::of_nodes(2);
+    let daemon = node.daemon();
+    let held = descriptors_of(daemon, &node.dir.path().join("node-1/serve.lock"));
+    assert_eq!(held.len(), 1);
+    let told = of_process(daemon, &format!("fdinfo/{}", held[0]));
+    let flags = told.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+    assert!(u32::from_str_radix(flags.trim(), 8).unwrap() & CLOSES_AT_EXEC != 0, "{told}");
 }
 
 /// A library that is loaded to look for devices would otherwise end the process in its own way, which may hang.

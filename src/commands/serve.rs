@@ -282,7 +282,7 @@ impl Keeper<'_> {
                         say_ready()?;
                         self.told = true;
                     }
-                    self.keep_a_spare();
+                    self.keep_a_spare(self.restarts + 1);
                     let since = SystemHost.now();
                     let Event::Ended(how) = self.next() else { return self.end(&running) };
                     self.restarts += 1;
@@ -314,9 +314,11 @@ impl Keeper<'_> {
 
     /// Starts a daemon, and the threads that tell of it.
     fn start(&mut self) -> Result<Running> {
+        // Also the first one: it must not pass the lock on to the process of the mount, which it may start.
+        self.keep_a_spare(self.restarts);
+        let spare = self.spare.take();
         let Socket { listener, lock } =
             self.socket.as_ref().expect("the keeper listens before it starts a daemon");
-        let spare = self.spare.take();
         let mut child = match spare.and_then(|spare| spare.begin(listener.as_fd(), lock.as_fd())) {
             Some(child) => child,
             None => {
@@ -346,12 +348,13 @@ impl Keeper<'_> {
         command
     }
 
-    /// A daemon alone starts in milliseconds; one of several loads libraries that take long.
-    fn keep_a_spare(&mut self) {
+    /// A daemon alone starts in milliseconds; one of several loads libraries that take long. `restarts`: daemons that will
+    /// have died before it begins.
+    fn keep_a_spare(&mut self, restarts: u64) {
         if self.cluster.settings.chain.is_none() || self.spare.is_some() {
             return;
         }
-        match Spare::start(self.command(self.restarts + 1)) {
+        match Spare::start(self.command(restarts)) {
             Ok(spare) => self.spare = Some(spare),
             Err(why) => warn!(%why, "no spare daemon"),
         }
