@@ -175,3 +175,24 @@ fn a_mount_that_waits_is_there_when_its_node_leads_and_goes_with_the_lead() {
     assert!(File::open(&file).is_err(), "the mount is gone");
     assert_eq!(node.run(&["cat", &node.path("file")]), "before\n");
 }
+
+/// A program that goes on there at once would find a plain folder.
+#[test]
+fn a_move_returns_when_the_mount_is_there() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::several(2);
+    node.hearth(&["down"]);
+    let settings = format!("{}/hearth.toml", node.dir());
+    let text = read_to_string(&settings).unwrap();
+    std::fs::write(&settings, text.replace("mount = false", "mount = true")).unwrap();
+    node.hearth(&["up"]);
+    for to in ["2", "1", "2", "1", "2", "1"] {
+        node.hearth(&["move", "--to", to]);
+        let file = format!("{}/n{to}/at {to}", node.dir());
+        std::fs::write(&file, "moved").unwrap();
+        node.hearth(&["run", "--node", to, "--", "test", "-e", &file]);
+    }
+    node.hearth(&["down"]);
+}

@@ -208,6 +208,16 @@ pub fn until_leads(cluster: &Cluster, node: &Node) -> Result<()> {
     }
 }
 
+/// Waits while a node that has begun to lead makes its mount: a program would find a plain folder in its place. Not for
+/// long, since the mount may not be possible; the node's log says why.
+pub fn until_mounted(cluster: &Cluster, node: &Node) {
+    let until = SystemHost.now().after(IN_SYNC);
+    let mounts = || Parts::of(cluster, node).leader().is_some_and(|(_, told)| told.mounting);
+    while mounts() && SystemHost.now() < until {
+        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK_SOON)));
+    }
+}
+
 fn say_chain(leader: u32, told: &ChainStatus) {
     let in_sync: Vec<String> = told.in_sync.iter().map(u32::to_string).collect();
     say::line(format_args!("node {leader} leads, and an fsync is on node {}", in_sync.join(", ")));

@@ -5,7 +5,7 @@ use super::mount::{UnmountResult, show_if_wanted, take_away};
 use super::run::ENVIRONMENT_STANDBY;
 use crate::chain::orders::{MoveOrder, order_move};
 use crate::chain::told::{ChainStatus, CopyTold, Role};
-use crate::chain::waiting::{Parts, until_leads};
+use crate::chain::waiting::{Parts, until_leads, until_mounted};
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::health::PATIENCE;
@@ -54,6 +54,7 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
     };
     if leader == to.number {
         until_leads(&cluster, to)?;
+        until_mounted(&cluster, to);
         tell(arguments, &Moved { from: leader, to: leader, took_ms: 0.0 })?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -84,6 +85,7 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
     }
     until_leads(&cluster, to)?;
     let took_ms = SystemHost.now().since(begin).as_secs_f64() * 1000.0;
+    until_mounted(&cluster, to);
     tell(arguments, &Moved { from: leader, to: to.number, took_ms })?;
     Ok(ExitCode::SUCCESS)
 }
