@@ -1,8 +1,8 @@
 //! Persists what programs have changed at the mount a while after they did: the kernel does not tell a file system in
-//! user space of `sync` and `syncfs`, so it cannot do it when they ask. `fsync` does not wait for this.
+//! user space of `sync` and `syncfs`, so it cannot do it when they ask.
 //!
-//! Guarantees: a change that was answered is persisted, or the attempt has failed, at most [`LATE`] and the time of two
-//! syncs later.
+//! Guarantees: as long as the mount is there, a change that was answered is persisted, or the attempt has failed, at most
+//! [`LATE`] and the time of two syncs later. Only the mount's own log is synced.
 
 use crate::abi::opcode;
 use ipc::Host;

@@ -159,17 +159,20 @@ fn spawn(gateway: &Arc<Gateway>, name: &str, body: fn(&Gateway)) -> Result<(), i
     spawned.map(drop)
 }
 
-/// Starts the thread that persists what programs have changed.
+/// Starts the thread that persists what programs have changed. The end of the mount does not wait for it: a sync waits for as
+/// long as there are fewer copies than there have to be.
 ///
 /// # Errors
 /// The thread could not be started.
 pub(crate) fn start_late_sync(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> {
-    spawn(gateway, "late sync", |gateway| {
-        while gateway.late_sync.wait() {
-            // The next `fsync` of a program fails, too.
-            let _ = gateway.engine.sync(Sync::Everything);
+    let theirs = gateway.clone();
+    let run = move || {
+        while theirs.late_sync.wait() {
+            // All of the mount's own log. If it fails, each later `fsync` at the mount fails, too.
+            let _ = theirs.engine.sync(Sync::File(InodeNumber::ROOT));
         }
-    })
+    };
+    gateway.host.spawn("late sync", Box::new(run)).map(drop)
 }
 
 /// Starts the threads that ask the kernel to forget inodes: when it knows too many, and when they may have no name.

@@ -67,7 +67,7 @@ impl Gateway {
                 }
                 // The inode was removed again.
                 Err(Error::Stale | Error::NotFound) => self.engine.forget(&[found.inode]),
-                // The inode cannot be opened; for example, it is a symbolic link.
+                // The mount has no room for another open file.
                 Err(_) => return Ok(Some(found)),
             }
         }

@@ -87,7 +87,7 @@ pub struct Model {
     clock: Clock,
     state: Mutex<TreeState>,
     leases: Option<Arc<dyn CacheLeases>>,
-    /// How often everything was synced.
+    /// Number of syncs.
     syncs: AtomicU64,
 }
 
@@ -142,7 +142,7 @@ impl Model {
         Self { leases: Some(leases), ..self }
     }
 
-    /// How often everything was synced.
+    /// Number of syncs.
     pub fn syncs(&self) -> u64 {
         self.syncs.load(Ordering::SeqCst)
     }
