@@ -218,7 +218,7 @@ impl State {
         }
         let (inode, last, is_kept) = (node.inode, node.last, node.referenced || node.orphaned);
         let bytes = node.item.size.get();
-        (node.referenced, node.orphaned) = (false, false);
+        (node.referenced, node.referenced_to_write, node.orphaned) = (false, false, false);
         // A node with undigested records is removed after their digest.
         let is_over = node.nameless && !node.dirty;
         if is_kept {

@@ -67,6 +67,8 @@ pub(crate) struct Node {
     pub open_place: Option<u16>,
     /// SharedFS keeps a reference for the session, from an `Open` call.
     pub referenced: bool,
+    /// That reference is one with the right to write.
+    pub referenced_to_write: bool,
     /// The last record of the session that changed the inode, under any lease.
     pub last: Sequence,
     /// SharedFS may keep the inode for the session, because its last name was removed while it was in use.
@@ -100,6 +102,7 @@ impl Node {
             opens: 0,
             open_place: None,
             referenced: false,
+            referenced_to_write: false,
             last: Sequence::new(0),
             orphaned: false,
             nameless: false,

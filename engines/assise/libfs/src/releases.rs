@@ -166,9 +166,15 @@ impl LibFs {
         let result = self.open_call_on(&line, inode, access, token);
         if let Some(release) = retracted {
             let mut state = self.state();
-            let is_referenced = |index| state.nodes.get(index).referenced;
-            if !state.nodes.find(inode).is_some_and(is_referenced) {
-                state.add_release(inode, release.after, release.bytes);
+            let index = state.nodes.find(inode);
+            match index.map(|index| state.nodes.get_mut(index)) {
+                Some(node) if node.referenced => {}
+                // Another thread has opened it meanwhile: its close releases what is kept.
+                Some(node) if node.in_use() => node.orphaned = true,
+                _ => {
+                    let after = if state.era == line.era { release.after } else { Sequence::new(0) };
+                    state.add_release(inode, after, release.bytes);
+                }
             }
         }
         result
@@ -190,7 +196,9 @@ impl LibFs {
         match self.call(line, CallKind::Open, &[request.as_bytes(), token], &mut response)? {
             Status::Ok => self.learn(line, |state| {
                 let index = state.learn_node(&take(&mut response.as_slice())?)?;
-                state.nodes.get_mut(index).referenced = true;
+                let node = state.nodes.get_mut(index);
+                node.referenced = true;
+                node.referenced_to_write |= access & ACCESS_WRITE != 0;
                 Ok(())
             }),
             Status::Sealed => Ok(()),

@@ -488,6 +488,7 @@ impl State {
         for index in self.nodes.indices() {
             let node = self.nodes.get_mut(index);
             node.referenced &= goes_on;
+            node.referenced_to_write &= goes_on;
             if node.opens > 0 && node.referenced {
                 referenced.push(index);
             } else if node.opens > 0 {

@@ -232,7 +232,9 @@ impl State {
         let root = self.session()?.credential.is_root();
         let node = self.nodes.get(index);
         let own = node.lease.is_some_and(|held| held.word == format::session::WORD_OWN_RANGE);
-        Ok(!node.referenced && ((writes && !root && !own) || (full && node.open_place.is_none())))
+        let for_right = writes && !root && !own && !node.referenced_to_write;
+        let for_place = full && node.open_place.is_none() && !node.referenced;
+        Ok(for_right || for_place)
     }
 }
 
