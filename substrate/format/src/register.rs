@@ -119,9 +119,9 @@ pub const REGISTER_ENTRY_BYTES: usize = size_of::<RegisterEntry>();
 
 /// Number of inodes in one entry of kind `Known`.
 pub const REGISTER_KNOWN_MAX: usize = 4;
-/// Bit of an inode in a `Known` entry: the session may read it.
+/// Bit of an inode that [`RegisterEntry::known`] gives: the session may read it.
 pub const KNOWN_READABLE: u8 = 1;
-/// Bit of an inode in a `Known` entry: the session made it.
+/// Bit of an inode that [`RegisterEntry::known`] gives: the session made it.
 pub const KNOWN_MADE: u8 = 2;
 
 impl RegisterEntry {

@@ -89,8 +89,8 @@ fn visit_headers(
     Ok(ControlFlow::Continue(()))
 }
 
-/// Logs whose ends stand in the ledger, whether a commit contains them or not: all of their records are in the tree, and
-/// only their files were still to be removed. `lives` are the salts of the ledger's lives, the newest first.
+/// Logs whose ends stand in the ledger, whether a commit contains them or not: all of their records that count are in the
+/// tree, and only their files were still to be removed. `lives` are the salts of the ledger's lives, the newest first.
 pub(crate) fn closed_logs(
     region: &Region,
     start: u64,
@@ -114,11 +114,23 @@ pub(crate) fn closed_logs(
     Ok(closed)
 }
 
-/// Logs in the pool with records that the table does not account for.
-pub(crate) fn unaccounted(medium: &Medium, known: impl Fn(LogUid) -> bool) -> Result<Vec<LogFile>, Error> {
+/// Logs in the pool with records that neither the table nor the ledger accounts for.
+pub(crate) fn unaccounted(
+    medium: &Medium,
+    ledger: &Ledger,
+    known: impl Fn(LogUid) -> bool,
+) -> Result<Vec<LogFile>, Error> {
     let mut found = Vec::new();
+    let mut closed = None;
     for name in medium.list()?.iter().filter(|name| is_log_file(name)) {
         let Some((uid, incarnation)) = life_of(name).filter(|(uid, _)| !known(*uid)) else { continue };
+        let closed = match &mut closed {
+            Some(closed) => closed,
+            none => none.insert(ledger.closed_logs()?),
+        };
+        if closed.contains(&uid) {
+            continue;
+        }
         let Some(log) = LogFile::open(medium, (uid, incarnation), LOG_BYTES_MAX)? else { continue };
         if log.frames(BEGINNING).next()?.is_some() || log.goes_on_behind(BEGINNING)? {
             found.push(log);
@@ -256,9 +268,8 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     }
     let table = ledger.table();
     let mut findings = Vec::new();
-    let closed = ledger.closed_logs()?;
-    let known = |uid| table.log(uid).is_some() || named.contains(&uid) || closed.contains(&uid);
-    let mut undigested = !unaccounted(medium, known)?.is_empty();
+    let known = |uid| table.log(uid).is_some() || named.contains(&uid);
+    let mut undigested = !unaccounted(medium, &ledger, known)?.is_empty();
     for (uid, open) in table.logs() {
         let from = progress.get(&uid).copied().unwrap_or(BEGINNING);
         let Some(log) = LogFile::open(medium, (uid, open.incarnation), open.file_bytes)? else { continue };

@@ -95,7 +95,9 @@ impl DetachedSession {
 
     /// Adds the state of another detached session of the same process.
     pub fn take_over(&mut self, left: Self) {
-        self.known.extend(left.known);
+        for (inode, met) in left.known {
+            self.known.entry(inode).or_default().add(met.bits());
+        }
         self.ranges.extend(left.ranges);
         for (log, last) in left.recovered {
             register::note_recovered(&mut self.recovered, log, last);

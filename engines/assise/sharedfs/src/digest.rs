@@ -212,7 +212,8 @@ impl State {
         let mut inodes = Vec::new();
         while inodes.len() < inodes_max {
             let Some(inode) = self.reapable.pop_front() else { break };
-            // One of them may have a name: it is not removed, and calls must not miss it in the meantime.
+            // One of them may have a name, or be gone: it is not removed, and calls must not miss it in the meantime. The digest
+            // that takes its last name, or makes it without one, lists it again.
             let named =
                 self.copy.tree.inode(inode).is_ok_and(|item| item.is_none_or(|item| item.links.get() > 0));
             if named || self.references.any(inode) {

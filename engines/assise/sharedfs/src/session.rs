@@ -101,8 +101,8 @@ pub(crate) struct HeldLease {
 pub(crate) struct MetInode {
     /// It could have been opened for reading when a lease on it was granted.
     pub readable: bool,
-    /// The session made it, and had it open when it lost the lease that came with its number. It may read and write it as
-    /// before, even if the owner or the mode changes.
+    /// The process made it, and had it open when it lost the lease that came with its number, or when a session of it began or
+    /// ended since. It may read and write it as before, even if the owner or the mode changes.
     pub made: bool,
 }
 

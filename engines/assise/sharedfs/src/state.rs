@@ -435,7 +435,9 @@ impl State {
         let Some(held) = session.held.remove(&unit) else { return Ok(()) };
         session.end_word(held.word);
         let (log, live) = (session.log, session.phase == Phase::Live);
-        if held.word == WORD_OWN_RANGE && session.shared.client.is_open(unit) {
+        if held.word == WORD_OWN_RANGE
+            && (session.shared.client.is_open(unit) || self.references.rights(id, unit).is_some())
+        {
             self.keep_made(id, unit);
         }
         // When a session ends, the end of its log in the ledger also ends its leases.

@@ -169,9 +169,8 @@ impl TakeOver<'_> {
             return Ok(());
         }
         let life = self.copy.ledger.life();
-        let (table, closed) = (self.copy.ledger.table(), self.copy.ledger.closed_logs()?);
-        let known = |uid| table.log(uid).is_some() || named.contains(&uid) || closed.contains(&uid);
-        for log in unaccounted(&self.copy.medium, known)? {
+        let known = |uid| self.copy.ledger.table().log(uid).is_some() || named.contains(&uid);
+        for log in unaccounted(&self.copy.medium, &self.copy.ledger, known)? {
             self.unjudged.copy(life, &log.name)?;
             self.unjudged.keep(&log.name);
         }

@@ -526,7 +526,7 @@ impl State {
     fn check_open(&mut self, id: SessionId, inode: InodeNumber, wanted: u8) -> Result<(), Status> {
         let item = self.item(inode)?;
         // The process that made the inode may use it as it was made; LibFS checks later opens by the mode that it gave.
-        if self.is_own(id, inode) {
+        if self.is_own(id, inode) || self.has_made(id, inode) {
             return Ok(());
         }
         // So may a session with the right by a reference, such as one that another process gave, whatever the mode
