@@ -213,7 +213,11 @@ pub fn until_leads(cluster: &Cluster, node: &Node) -> Result<()> {
 pub fn until_mounted(cluster: &Cluster, node: &Node) {
     let until = SystemHost.now().after(IN_SYNC);
     let mounts = || Parts::of(cluster, node).leader().is_some_and(|(_, told)| told.mounting);
-    while mounts() && SystemHost.now() < until {
+    while mounts() {
+        if SystemHost.now() >= until {
+            say::aside(format_args!("hearth: node {} is not mounted yet", node.number));
+            return;
+        }
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK_SOON)));
     }
 }

@@ -185,7 +185,9 @@ pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Res
                     error!("{}", damaged_block(&block));
                 }
             }
-            for end in daemon.terminations() {
+            let ends = daemon.terminations();
+            told_ends.retain(|(session, _)| ends.iter().any(|end| end.session == *session));
+            for end in ends {
                 if told_ends.insert((end.session, end.reason.clone())) {
                     warn!(
                         session = end.session,

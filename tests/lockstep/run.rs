@@ -15,7 +15,7 @@ use std::process::Command;
 pub const PROCESSES: usize = 3;
 /// Folders between the root and that of a run, so that a few `..` do not leave what the run has for itself.
 const DEPTH: &str = "0/0/0/0/0/0";
-/// Thirds of a second that an answer may take.
+/// Time that an answer may take, in thirds of a second.
 const PATIENCE: u32 = 100;
 /// Beginning of the answer of a process that gave none.
 const NO_LINE: &str = "no answer";
