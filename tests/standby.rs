@@ -66,6 +66,35 @@ fn begun(job: &mut Job) -> u32 {
     job.line().unwrap().parse().unwrap()
 }
 
+/// A program at a node that serves where the node leads, with a file mapped shared.
+fn mapping(node: &Node, number: u32) -> Job {
+    const SCRIPT: &str = "import mmap, os, signal, sys
+file = open(os.environ['HEARTH_TREE'] + '/mapped', 'w+b'); file.truncate(4096)
+mapped = mmap.mmap(file.fileno(), 4096); mapped[:2] = b'OK'
+print(os.getpid(), flush=True)
+signal.pause()";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["run", "--dir", node.dir(), "--node", &number.to_string(), "--standby"]);
+    command.args(["--", "python3", "-c", SCRIPT]);
+    command.stderr(File::create(said(node, number)).unwrap());
+    Job::of(command)
+}
+
+/// The number of that process, once it has begun.
+fn mapped(job: &mut Job) -> u32 {
+    job.line().unwrap().parse().unwrap()
+}
+
+/// Node 1 leads and is mounted when this returns, and each node that leads later is mounted, too.
+fn mount_from_now_on(node: &Node) {
+    node.hearth(&["down"]);
+    let settings = format!("{}/hearth.toml", node.dir());
+    let text = read_to_string(&settings).unwrap();
+    std::fs::write(&settings, text.replace("mount = false", "mount = true")).unwrap();
+    node.hearth(&["up"]);
+    node.hearth(&["move", "--to", "1"]);
+}
+
 fn is_gone(pid: u32) -> bool {
     SystemHost.started(pid).is_none()
 }
@@ -84,7 +113,7 @@ fn a_program_follows_the_lead() {
     node.hearth(&["down", "--node", "2", "--hard"]);
     let one = begun(&mut first);
     assert!(is_gone(two));
-    assert_eq!(second.wait().code(), Some(137), "it was killed, which is its end");
+    until_said(&node, 2, "the program has ended (signal: 9");
     let served = node.run(&["cat", &node.path("served")]);
     assert_eq!(served.lines().last(), Some(one.to_string().as_str()));
     assert_eq!(served.lines().count(), 3);
@@ -92,8 +121,7 @@ fn a_program_follows_the_lead() {
     first.signal(Signal::TERM);
     assert_eq!(first.wait().code(), Some(143));
     assert!(is_gone(one));
-    // While it waits it is its parent's.
-    let mut second = standby(&node, 2);
+    // While no program runs it is its parent's.
     until_said(&node, 2, "waiting until node 2 leads: it is down");
     second.signal(Signal::TERM);
     assert_eq!(second.wait().signal(), Some(15));
@@ -183,16 +211,37 @@ fn a_move_returns_when_the_mount_is_there() {
         return;
     }
     let node = Node::several(2);
-    node.hearth(&["down"]);
-    let settings = format!("{}/hearth.toml", node.dir());
-    let text = read_to_string(&settings).unwrap();
-    std::fs::write(&settings, text.replace("mount = false", "mount = true")).unwrap();
-    node.hearth(&["up"]);
+    mount_from_now_on(&node);
     for to in ["2", "1", "2", "1", "2", "1"] {
         node.hearth(&["move", "--to", to]);
         let file = format!("{}/n{to}/at {to}", node.dir());
         std::fs::write(&file, "moved").unwrap();
         node.hearth(&["run", "--node", to, "--", "test", "-e", &file]);
     }
+    node.hearth(&["down"]);
+}
+
+/// The library has a descriptor of the mount for a file that a program maps.
+#[test]
+fn a_standby_program_that_maps_a_file_ends_before_the_mount_is_taken_away() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::several(2);
+    mount_from_now_on(&node);
+    let (mut first, mut second) = (mapping(&node, 1), mapping(&node, 2));
+    let one = mapped(&mut first);
+    node.hearth(&["move", "--to", "2"]);
+    let two = mapped(&mut second);
+    assert!(is_gone(one));
+    until_said(&node, 1, "the program has ended, as the lead moves");
+    node.hearth(&["move", "--to", "1", "--force"]);
+    mapped(&mut first);
+    assert!(is_gone(two));
+    until_said(&node, 2, "the program has ended, as the lead moves");
+    [first, second].iter_mut().for_each(|job| {
+        job.signal(Signal::TERM);
+        job.wait();
+    });
     node.hearth(&["down"]);
 }

@@ -16,11 +16,14 @@ use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
 use serde::Serialize;
 use std::process::ExitCode;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// How long a process may go on before it keeps the lead where it is, and how often that is looked at.
 const ENDING: Duration = Duration::from_millis(300);
 const LOOK: Duration = Duration::from_millis(10);
+/// How often it is tried to take a mount away that is in use.
+const LOOK_AT_MOUNT: Duration = Duration::from_millis(50);
 /// How long processes that have ended may take to be noticed.
 const ENDED: Duration = Duration::from_secs(2);
 
@@ -66,7 +69,11 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
     if !attached.others.is_empty() && !arguments.force {
         return Ok(refused(format_args!("{}", attached.refusal(&cluster, from))));
     }
-    if let UnmountResult::Busy(users) = take_away(&cluster, from, arguments.force)? {
+    let has_standbys = attached.standbys > 0;
+    let unmounted = take_away(&cluster, from, arguments.force && !has_standbys)?;
+    if let UnmountResult::Busy(users) = &unmounted
+        && !has_standbys
+    {
         return Ok(refused(format_args!(
             "the mount at {} is busy{users}: end what uses it, or move all the same with --force",
             cluster.tree(from).display()
@@ -79,7 +86,11 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
         _ => Duration::from_secs(arguments.grace),
     };
     let order = MoveOrder { to: to.number, force: arguments.force, grace_ms: grace.as_millis() as u64 };
-    if let Err(why) = order_move(&cluster, from, &order) {
+    let moved = match unmounted {
+        UnmountResult::Busy(_) => order_with_mount(&cluster, from, order)?,
+        UnmountResult::Nothing | UnmountResult::Away => order_move(&cluster, from, &order),
+    };
+    if let Err(why) = moved {
         show_if_wanted(&cluster, from);
         return Ok(refused(format_args!("{why}")));
     }
@@ -88,6 +99,32 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
     until_mounted(&cluster, to);
     tell(arguments, &Moved { from: leader, to: to.number, took_ms })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Gives the order while standby programs use the mount for the files that they map: they are told to end by the order. The
+/// mount is taken away as soon as nothing uses it, or by force when most of the time is over, if the move is forced.
+fn order_with_mount(cluster: &Cluster, from: &Node, order: MoveOrder) -> Result<Result<()>> {
+    let (sender, ended) = channel();
+    let place = (cluster.clone(), from.clone());
+    let body = move || {
+        // The receiver is gone when this command has failed.
+        let _ = sender.send(order_move(&place.0, &place.1, &order));
+    };
+    let thread = SystemHost.spawn("order", Box::new(body));
+    thread.map_err(|why| Error::new(format!("cannot start a thread: {why}")))?;
+    let late = SystemHost.now().after(Duration::from_millis(order.grace_ms) * 3 / 4);
+    let mut is_mounted = true;
+    loop {
+        match ended.recv_timeout(LOOK_AT_MOUNT) {
+            Ok(moved) => return Ok(moved),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(Error::new("the thread of the order ended")),
+        }
+        if is_mounted {
+            let forced = order.force && SystemHost.now() >= late;
+            is_mounted = matches!(take_away(cluster, from, forced)?, UnmountResult::Busy(_));
+        }
+    }
 }
 
 fn refused(why: std::fmt::Arguments<'_>) -> ExitCode {

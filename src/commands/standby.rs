@@ -5,8 +5,9 @@
 //! does not matter: by the clock no other node leads before the program is gone. When only the daemon dies and is started again
 //! within the lease, the program goes on.
 //!
-//! A program that ends by itself ends this process, with its exit code. One that was ended because the node leads no more is
-//! started again when the node leads again. If this process is killed the program is killed too.
+//! A program that ends by itself ends this process, with its exit code. One that was ended because the node leads no more, or
+//! that failed when its calls did, is started again when the node leads again. If this process is killed the program is killed
+//! too.
 
 use crate::chain::waiting::Lead;
 use crate::cluster::{Cluster, Node};
@@ -167,6 +168,12 @@ impl<'a> Parent<'a> {
                         self.say("the program has ended, as the lead moves".to_owned());
                         return Ok(None);
                     }
+                    if !how.success()
+                        && let Some(why) = self.why_it_leads_no_more(&program)?
+                    {
+                        self.say(format!("{why}: the program has ended ({how})"));
+                        return Ok(None);
+                    }
                     return Ok(Some(ExitCode::from(exit_code(how))));
                 }
                 Ok(Event::Signal(signal)) => {
@@ -181,6 +188,28 @@ impl<'a> Parent<'a> {
                 }
             }
         }
+    }
+
+    /// After a program failed: whether its node leads no more, which is why its calls failed, as a sentence. If the daemon has
+    /// died, that is known when it leads again, or when another node may.
+    fn why_it_leads_no_more(&mut self, program: &Program) -> Result<Option<String>> {
+        let number = self.node.number;
+        while !self.is_ending {
+            match Lead::ask(self.cluster, self.node, PATIENCE)? {
+                Lead::Serves(_) => break,
+                Lead::Gives(_, other) | Lead::Other(other) => {
+                    return Ok(Some(format!("node {other} leads, not node {number}")));
+                }
+                Lead::Unknown(why) if program.left().is_zero() => {
+                    return Ok(Some(format!("another node may lead from now on: {why}")));
+                }
+                Lead::Begins(_) | Lead::Unknown(_) => {}
+            }
+            if let Ok(Event::Signal(signal)) = self.next_until(SystemHost.now().after(LOOK)) {
+                self.is_ending |= [SIGTERM, SIGINT, SIGQUIT].contains(&signal);
+            }
+        }
+        Ok(None)
     }
 
     /// Why the program may run no longer.
