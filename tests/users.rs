@@ -213,6 +213,39 @@ print(owner('made'), open('made').read())
     }
 }
 
+/// A file that is inherited open for reading gives no right to write; the same file opened for writing does, whatever its mode
+/// is later.
+#[test]
+fn a_child_that_opens_an_inherited_file_for_writing_may_write_it_from_then_on() {
+    let node = Node::up();
+    let found = words(
+        &node,
+        r#"
+def turn(read, write): os.write(write, b'x'); os.read(read, 1)
+os.chdir(T); put('file', 'old', 0o666)
+ours, to_us = os.pipe(); theirs, to_them = os.pipe()
+if os.fork() == 0:
+    become(12345)
+    inherited = os.open('file', os.O_RDONLY)
+    if os.fork() == 0:
+        os.pread(inherited, 3, 0)
+        mine = os.open('file', os.O_WRONLY)
+        turn(theirs, to_us)
+        os.pwrite(mine, b'new', 0); os.fsync(mine)
+        os._exit(0)
+    os.wait(); os._exit(0)
+os.read(ours, 1)
+os.chmod('file', 0o600)
+os.write(to_them, b'x'); os.wait()
+print(open('file').read())
+"#,
+    );
+    let Some(found) = found else { return };
+    assert_eq!(found, "new");
+    let status = node.hearth(&["status", "--json"]).expect_success();
+    assert!(status.contains("\"forced_ends\": []"), "{status}");
+}
+
 /// As many as the kernel allows to a process, and by each what its members may.
 #[test]
 fn a_user_of_many_groups_has_them_all() {
