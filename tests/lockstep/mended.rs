@@ -1,7 +1,7 @@
 //! Short sequences that once were answered differently, or that random ones meet seldom.
 
 /// Each with the reason why it is here.
-pub const SEQUENCES: [(&str, &str); 2] = [
+pub const SEQUENCES: [(&str, &str); 4] = [
     (
         "an open file gets a name in a directory behind an absolute link",
         "library-1 mkdir . d 0777
@@ -28,5 +28,25 @@ pub const SEQUENCES: [(&str, &str); 2] = [
         library-1 chmod . d 0
         library-1 user 1000
         library-1 stat . s/.. 0",
+    ),
+    (
+        "the locks of a process stay over an exec after which the first call is one on the locked file",
+        "library-1 open . a O_RDWR|O_CREAT 0666
+        library-2 open . a O_RDWR 0
+        library-2 lock 3 F_SETLK F_RDLCK 0 1
+        library-1 lock 3 F_SETLK F_WRLCK 1 10
+        library-1 exec
+        library-1 lock 3 F_SETLK F_WRLCK 30 40
+        library-2 lock 3 F_SETLK F_WRLCK 0 10",
+    ),
+    (
+        "a child locks a file that its parent opened as another user",
+        "library-1 open . a O_RDWR|O_CREAT 0600
+        library-1 user 1001 1001 2000
+        library-1 fork lock 3 F_OFD_SETLK F_WRLCK 20 20
+        library-2 open . a O_RDWR 0
+        library-2 lock 3 F_OFD_SETLK F_WRLCK 20 20
+        library-1 close 3
+        library-2 lock 3 F_OFD_SETLK F_WRLCK 20 20",
     ),
 ];

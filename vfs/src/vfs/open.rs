@@ -134,11 +134,17 @@ impl<E: Engine> Vfs<E> {
             if !file.is_path() {
                 self.engine.release(file.owner, Some(file.inode));
             }
-            if let Some(handle) = file.handle {
-                self.engine.close(handle);
-            }
-            self.engine.forget(&[file.inode]);
+            self.discard(file);
         }
+    }
+
+    /// Ends one of two openings of a description that goes on with the other one: no lock ends, neither of the
+    /// description nor of the process.
+    pub fn discard(&self, file: &File) {
+        if let Some(handle) = file.handle {
+            self.engine.close(handle);
+        }
+        self.engine.forget(&[file.inode]);
     }
 
     fn open_or_create(
