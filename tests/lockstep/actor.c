@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/openat2.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -391,7 +392,9 @@ static int on_attributes(void) {
         int by_path = is("utimens");
         struct timespec times[2] = {{number(by_path ? 3 : 2), 1}, {number(by_path ? 3 : 2), 2}};
         result(by_path ? utimensat(base(1), path(2), times, number(4)) : futimens(number(1), times));
-    } else if (is("setxattr")) result(setxattr(path(1), words[2], fill(number(3), 4), number(3), number(5)));
+    } else if (is("touch")) result(utimensat(base(1), path(2), NULL, number(3)));
+    else if (is("ftouch")) result(futimens(number(1), NULL));
+    else if (is("setxattr")) result(setxattr(path(1), words[2], fill(number(3), 4), number(3), number(5)));
     else if (is("lsetxattr")) result(lsetxattr(path(1), words[2], fill(number(3), 4), number(3), number(5)));
     else if (is("fsetxattr")) result(fsetxattr(number(1), words[2], fill(number(3), 4), number(3), number(5)));
     else if (is("getxattr") || is("lgetxattr") || is("fgetxattr")) {
@@ -474,6 +477,90 @@ static int on_maps(void) {
 }
 
 static void perform(void);
+static void serve(void);
+
+/* Descriptors of a process that has a child which goes on: calls for it, its answers. */
+enum { TO_CHILD = 100, FROM_CHILD = 101 };
+
+static int has_child(void) {
+    return fcntl(TO_CHILD, F_GETFD) >= 0;
+}
+
+static void close_child(void) {
+    close(TO_CHILD);
+    close(FROM_CHILD);
+}
+
+/* Starts a child that gets calls through its parent, and goes on by itself or by an exec with what it has open. */
+static void bear(int execs) {
+    int calls[2], answers[2];
+    if (has_child()) {
+        say("a child already");
+        return;
+    }
+    if (pipe(calls) < 0 || pipe(answers) < 0) abort();
+    dup2(calls[1], TO_CHILD);
+    dup2(answers[0], FROM_CHILD);
+    close(calls[1]);
+    close(answers[0]);
+    pid_t child = fork();
+    if (child == 0) {
+        close_child();
+        dup2(calls[0], 0);
+        dup2(answers[1], 1);
+        close(calls[0]);
+        close(answers[1]);
+        if (execs) {
+            execl(program, program, folder, "born", NULL);
+            _exit(4);
+        }
+        serve();
+        exit(0);
+    }
+    close(calls[0]);
+    close(answers[1]);
+    if (child < 0) {
+        say_error();
+        close_child();
+    } else say("0");
+}
+
+/* Passes a call on to the child, and its answer back. */
+static void tell_child(void) {
+    if (!has_child()) {
+        say("no child");
+        return;
+    }
+    for (int at = 1; words[at]; at++) dprintf(TO_CHILD, "%s%s", words[at], words[at + 1] ? " " : "\n");
+    do {
+        long got = read(FROM_CHILD, answer + answered, sizeof answer - 1 - answered);
+        if (got <= 0) {
+            say(" the child has ended");
+            return;
+        }
+        answered += got;
+    } while (answer[answered - 1] != '\n');
+    answered--;
+}
+
+/* Ends the child: it exits, or is killed. */
+static void end_child(int kills) {
+    if (!has_child()) {
+        say("no child");
+        return;
+    }
+    if (kills) {
+        pid_t child = 0;
+        dprintf(TO_CHILD, "pid\n");
+        char line[32] = {0};
+        for (char *to = line; read(FROM_CHILD, to, 1) == 1 && *to != '\n'; to++) {}
+        child = atoi(line);
+        if (child > 1) kill(child, SIGKILL);
+    }
+    close_child();
+    int how = 0;
+    waitpid(-1, &how, 0) < 0 ? say_error() : say("ended with %x", how);
+}
 
 static void send_answer(void) {
     answer[answered++] = '\n';
@@ -497,16 +584,37 @@ static int has_answered(pid_t child) {
     return 0;
 }
 
+/* Becomes a user, in a group and with further groups if they are given. The saved numbers stay, for the way back, unless the
+ * change is for good. With other real numbers an exec would come without the library. */
+static long become(long uid, long gid, const char *more, int for_good) {
+    gid_t groups[16];
+    size_t count = 0;
+    /* A process that has not kept number 0 stays as it is. */
+    if (geteuid() != 0 && setresuid(0, 0, 0) < 0) return -1;
+    for (char *end; more && *more >= '0' && *more <= '9'; more = *end ? end + 1 : end) groups[count++] = strtol(more, &end, 10);
+    if (more && setgroups(count, groups) < 0) return -1;
+    if (setresgid(gid, gid, for_good ? gid : 0) < 0) return -1;
+    return uid == 0 ? 0 : setresuid(uid, uid, for_good ? uid : 0);
+}
+
 /* Calls on the process; whether the answer was given by another one. */
 static int on_process(int *given) {
     if (is("umask")) say("%o", umask(number(1)));
-    else if (is("user")) {
-        /* The saved numbers stay, for the way back. With other real numbers an exec would come without the library. */
-        long to = number(1);
-        if (to == 0) result(setresuid(0, 0, 0) | setresgid(0, 0, 0));
-        else result(setresgid(to, to, 0) | setresuid(to, to, 0));
-    } else if (is("effective")) {
-        result(number(1) == 0 ? seteuid(0) | setegid(0) : setegid(number(1)) | seteuid(number(1)));
+    else if (is("user")) result(become(number(1), number(words[2] ? 2 : 1), words[3], words[3] && words[4]));
+    else if (is("effective")) {
+        long uid = number(1), gid = number(words[2] ? 2 : 1);
+        /* The group first, unless the process has no right to that yet. */
+        long failed = uid == 0 ? seteuid(uid) : 0;
+        if (failed == 0) failed = setegid(gid);
+        result(failed == 0 && uid != 0 ? seteuid(uid) : failed);
+    } else if (is("ids")) {
+        unsigned ids[6];
+        getresuid(ids, ids + 1, ids + 2);
+        getresgid(ids + 3, ids + 4, ids + 5);
+        gid_t groups[16];
+        int count = getgroups(COUNT(groups), groups);
+        for (size_t at = 0; at < COUNT(ids); at++) say("%u ", ids[at]);
+        for (int at = 0; at < count; at++) say(" %u", groups[at]);
     } else if (is("fork")) {
         memmove(words, words + 1, WORDS * sizeof *words);
         pid_t child = fork();
@@ -528,6 +636,11 @@ static int on_process(int *given) {
         execl(program, program, folder, "executed", NULL);
         say_error();
     } else if (is("executed")) say("0");
+    else if (is("bear")) bear(words[1] != NULL);
+    else if (is("child")) tell_child();
+    else if (is("bury")) end_child(0);
+    else if (is("killchild")) end_child(1);
+    else if (is("pid")) say("%d", getpid());
     else return 0;
     return 1;
 }
@@ -541,28 +654,13 @@ static void perform(void) {
     if (!given) send_answer();
 }
 
-/* `actor FOLDER` reads calls; `actor FOLDER executed` answers to an exec and then reads calls; with another call it does that
- * one. */
-int main(int count, char **arguments) {
+/* Reads calls up to the end of the input. */
+static void serve(void) {
     static char line[65536];
     size_t filled = 0;
-    program = arguments[0];
-    folder = arguments[1];
-    signal(SIGBUS, on_fault);
-    signal(SIGSEGV, on_fault);
-    signal(SIGPIPE, SIG_IGN);
-    if (count > 2) {
-        for (int at = 2; at < count && at - 2 < WORDS; at++) words[at - 2] = arguments[at];
-        perform();
-        if (strcmp(arguments[2], "executed")) return 0;
-    } else {
-        umask(022);
-        say("%d", chdir(folder));
-        send_answer();
-    }
     for (;;) {
         long got = read(0, line + filled, sizeof line - 1 - filled);
-        if (got <= 0) return 0;
+        if (got <= 0) return;
         filled += got;
         if (line[filled - 1] != '\n') continue;
         line[filled - 1] = 0;
@@ -572,4 +670,25 @@ int main(int count, char **arguments) {
         for (char *rest = line, *word; (word = strsep(&rest, " ")) && at < WORDS;) words[at++] = word;
         perform();
     }
+}
+
+/* `actor FOLDER` reads calls; `actor FOLDER executed` answers to an exec and then reads calls, `actor FOLDER born` only reads
+ * them; with another call it does that one. */
+int main(int count, char **arguments) {
+    program = arguments[0];
+    folder = arguments[1];
+    signal(SIGBUS, on_fault);
+    signal(SIGSEGV, on_fault);
+    signal(SIGPIPE, SIG_IGN);
+    if (count > 2 && strcmp(arguments[2], "born")) {
+        for (int at = 2; at < count && at - 2 < WORDS; at++) words[at - 2] = arguments[at];
+        perform();
+        if (strcmp(arguments[2], "executed")) return 0;
+    } else if (count == 2) {
+        umask(022);
+        say("%d", chdir(folder));
+        send_answer();
+    }
+    serve();
+    return 0;
 }

@@ -1,7 +1,7 @@
 //! Short sequences that once were answered differently, or that random ones meet seldom.
 
 /// Each with the reason why it is here.
-pub const SEQUENCES: [(&str, &str); 4] = [
+pub const SEQUENCES: [(&str, &str); 5] = [
     (
         "an open file gets a name in a directory behind an absolute link",
         "library-1 mkdir . d 0777
@@ -48,5 +48,12 @@ pub const SEQUENCES: [(&str, &str); 4] = [
         library-2 lock 3 F_OFD_SETLK F_WRLCK 20 20
         library-1 close 3
         library-2 lock 3 F_OFD_SETLK F_WRLCK 20 20",
+    ),
+    (
+        "O_NOATIME of another user's socket is refused before the open of a socket is",
+        "mount mknod . s S_IFSOCK 0666
+        library-1 user 1000 1000 -
+        library-1 open . s O_RDONLY|O_NOATIME 0
+        library-1 open . s O_RDONLY 0",
     ),
 ];
