@@ -19,6 +19,10 @@ const DEPTH: &str = "0/0/0/0/0/0";
 const PATIENCE: u32 = 100;
 /// Beginning of the answer of a process that gave none.
 const NO_LINE: &str = "no answer";
+/// A process is killed, and another one starts in its place.
+pub const KILL: &str = "kill";
+/// The daemon is killed, and its keeper starts another one.
+pub const DAEMON: &str = "daemon";
 
 /// A call of one of the processes.
 #[derive(Clone, PartialEq, Eq)]
@@ -88,7 +92,24 @@ impl Bench {
         Self { node, memory, program, runs: 0.into() }
     }
 
+    /// No session was ended by force, and nothing was lost.
+    fn assert_status(&self) {
+        let status = self.node.hearth(&["status", "--json"]).expect_success();
+        let answers: serde_json::Value = serde_json::from_str(&status).unwrap();
+        for list in ["forced_ends", "losses"] {
+            assert_eq!(answers[0][list], serde_json::json!([]), "{list} of {answers}");
+        }
+    }
+
+    /// Kills the daemon; the next one serves before this ends.
+    fn kill_daemon(&self) {
+        self.assert_status();
+        self.node.kill_daemon();
+        self.node.hearth(&["start"]).expect_success();
+    }
+
     pub fn end(self) {
+        self.assert_status();
         self.node.hearth(&["umount"]).expect_success();
         self.node.hearth(&["down"]).expect_success();
         self.node.check();
@@ -104,6 +125,13 @@ impl Bench {
         let mut ours = Run::new(|process| self.actor((process != MOUNTED).then_some(&self.node), &tree));
         let mut before = Vec::new();
         for (index, call) in calls.iter().enumerate() {
+            if call.text == DAEMON {
+                // docs/semantics.md, "A process changes its user": the next call of each comes before.
+                (0..MOUNTED).for_each(|process| drop(ours.tell(process, "stat . FOLDER 0")));
+                self.kill_daemon();
+                before.push("killed".to_owned());
+                continue;
+            }
             let expected = theirs.answer(call);
             assert!(!expected.starts_with(NO_LINE), "{call}: {expected}: {}", self.said());
             let got = ours.answer(call);
@@ -146,25 +174,49 @@ fn made(above: &Path) -> String {
 }
 
 /// The processes of one run.
-struct Run {
+struct Run<'a> {
+    start: Box<dyn Fn(usize) -> Job + 'a>,
     jobs: Vec<Job>,
     /// Inodes in the order in which they were first seen.
     inodes: HashMap<String, usize>,
 }
 
-impl Run {
-    fn new(start: impl Fn(usize) -> Job) -> Self {
-        let mut run = Self { jobs: (0..PROCESSES).map(start).collect(), inodes: HashMap::new() };
-        for process in 0..PROCESSES {
-            assert_eq!(run.line(process), "0", "a process that begins");
-        }
+impl<'a> Run<'a> {
+    fn new(start: impl Fn(usize) -> Job + 'a) -> Self {
+        let mut run = Self {
+            jobs: (0..PROCESSES).map(&start).collect(),
+            start: Box::new(start),
+            inodes: HashMap::new(),
+        };
+        (0..PROCESSES).for_each(|process| run.begins(process));
         run
     }
 
+    fn begins(&mut self, process: usize) {
+        assert_eq!(self.line(process), "0", "a process that begins");
+    }
+
     fn answer(&mut self, call: &Call) -> String {
-        self.jobs[call.process].tell(&call.text);
-        let line = self.line(call.process);
+        if call.text == KILL {
+            return self.kill(call.process);
+        }
+        let line = self.tell(call.process, &call.text);
         self.with_inodes_by_age(&line)
+    }
+
+    /// The child of a process ends before it, because it would end at some time after it.
+    fn kill(&mut self, process: usize) -> String {
+        self.tell(process, "killchild");
+        self.jobs[process].kill();
+        self.jobs[process].wait();
+        self.jobs[process] = (self.start)(process);
+        self.begins(process);
+        "killed".to_owned()
+    }
+
+    fn tell(&mut self, process: usize, call: &str) -> String {
+        self.jobs[process].tell(call);
+        self.line(process)
     }
 
     fn line(&mut self, process: usize) -> String {
