@@ -1,7 +1,7 @@
 //! Short sequences that once were answered differently, or that random ones meet seldom.
 
 /// Each with the reason why it is here.
-pub const SEQUENCES: [(&str, &str); 5] = [
+pub const SEQUENCES: [(&str, &str); 7] = [
     (
         "an open file gets a name in a directory behind an absolute link",
         "library-1 mkdir . d 0777
@@ -55,5 +55,27 @@ pub const SEQUENCES: [(&str, &str); 5] = [
         library-1 user 1000 1000 -
         library-1 open . s O_RDONLY|O_NOATIME 0
         library-1 open . s O_RDONLY 0",
+    ),
+    (
+        "a child that first asks for the flags of a file keeps the lock that its parent took by the same description",
+        "library-1 open . a O_RDWR|O_CREAT 0666
+        library-2 open . a O_RDWR 0
+        library-1 flock 3 LOCK_EX|LOCK_NB
+        library-1 bear
+        library-1 child getfl 3
+        library-1 close 3
+        library-2 flock 3 LOCK_EX|LOCK_NB
+        library-1 bury
+        library-2 flock 3 LOCK_EX|LOCK_NB",
+    ),
+    (
+        "a slash behind the name of a new file is an error only in a directory that the user may search",
+        "library-1 mkdir . d 0777
+        library-1 open . f O_RDWR|O_CREAT 0666
+        library-1 chmod . d 0700
+        library-2 user 1000 1000 -
+        library-2 open . d/a/ O_RDWR|O_CREAT 0666
+        library-1 open . d/a/ O_RDWR|O_CREAT 0666
+        library-1 open . f/a/ O_RDWR|O_CREAT 0666",
     ),
 ];

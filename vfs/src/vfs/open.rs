@@ -160,6 +160,7 @@ impl<E: Engine> Vfs<E> {
         // Each iteration follows one link, which the walker counts.
         loop {
             if matches!(last, Last::Name(_, true)) {
+                walker.search_here()?;
                 return Err(Error::IsDirectory.into());
             }
             let Some((name, _)) = last.name()? else {
