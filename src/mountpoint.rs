@@ -201,6 +201,12 @@ pub fn warning(cluster: &Cluster, node: &Node) -> Option<String> {
             "a mount whose gateway is gone stands at {tree}: hearth umount --dir {} takes it away",
             quoted(&cluster.dir)
         )),
+        Stand::Other if fs::read_dir(cluster.tree(node)).is_ok_and(|mut names| names.next().is_none()) => {
+            Some(format!(
+                "{tree} is a plain folder here: the tree is just being mounted, or in another mount namespace only (programs \
+                 without the library, or that reach it by another spelling, see that folder)"
+            ))
+        }
         Stand::Other => Some(format!(
             "the files in {tree} are not in the tree, and a mount hides them: move them away (programs without the \
              library, or that reach it by another spelling, see it)"

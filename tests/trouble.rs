@@ -179,6 +179,9 @@ fn a_manager_that_is_away_costs_time_and_nothing_else() {
         let daemons = [1, 2].map(|node| chain.daemon_of(node));
         let manager = chain.stop_process("manager.pid");
         until("no node leads without the manager", || chain.leader().is_none());
+        until("each node says for what it waits", || {
+            [1, 2].iter().all(|node| chain.waits(*node).contains("the cluster"))
+        });
         // One lease has passed.
         let more = (count("HEARTH_TROUBLE_LEASES", 1) - 1) * LONG;
         let then = SystemHost.now().after(Duration::from_millis(more));

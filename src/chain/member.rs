@@ -46,6 +46,9 @@ const JOIN_PAUSE: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_millis(100);
 /// How long the manager may take to answer, before the view is looked at again.
 pub(super) const PROPOSE: Duration = Duration::from_millis(500);
+/// What a node whose membership has run out waits for, and the remedy.
+const NOT_ANSWERED: &str =
+    "the cluster manager has answered no heartbeat for a whole lease (hearth up starts it again if it is gone)";
 /// How long a node that ends waits for the manager.
 const LEAVE: Duration = Duration::from_secs(2);
 /// A node that leads ends so long before its heartbeat does not hold any more.
@@ -509,6 +512,10 @@ impl Member {
         };
         let valid_until = membership.as_ref().and_then(|membership| membership.valid_until());
         let mut chain = ChainStatus { role, valid_until_ns: valid_until.map(Time::as_ns), ..chain };
+        chain.expired = valid_until.is_some_and(|until| SystemHost.now() > until);
+        if chain.expired && chain.waits.is_none() {
+            chain.waits = Some(NOT_ANSWERED.to_owned());
+        }
         let state = self.begun.standby.state();
         (chain.ledger, chain.executed) = (state.ledger.get(), state.executed.get());
         chain.follows = state.head.map(NodeId::get);

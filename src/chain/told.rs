@@ -97,6 +97,9 @@ pub struct ChainStatus {
     /// Until when it is a member for certain, on CLOCK_BOOTTIME of its machine, in nanoseconds. If it leads, no other node does
     /// before that.
     pub valid_until_ns: Option<u64>,
+    /// That time has passed, and the view may be an old one: the cluster manager does not answer, or does not know the node any more.
+    #[serde(default)]
+    pub expired: bool,
     /// It leads, and its tree is being mounted.
     #[serde(default)]
     pub mounting: bool,
@@ -113,6 +116,7 @@ impl ChainStatus {
         let waits = self.waits.as_ref().map(|waits| format!(": {waits}")).unwrap_or_default();
         match self.role {
             Role::Joining => vec![format!("it is no member of the cluster{waits}")],
+            Role::Follows | Role::Beginning if self.expired => vec![format!("it is no member any more, and does not know which node leads{waits}")],
             Role::Beginning => vec![format!("it is to lead, and does not yet{waits}")],
             Role::Follows if self.leader.is_none() => vec![format!("no node leads{waits}")],
             Role::Follows if !self.in_sync.contains(&node) => {
@@ -137,13 +141,19 @@ impl ChainStatus {
     /// How it is, in lines.
     pub fn lines(&self) -> Vec<String> {
         let part = match (self.role, self.leader) {
+            (Role::Follows | Role::Beginning, _) if self.expired => "it follows no node".to_owned(),
             (Role::Leads, _) => "it leads".to_owned(),
             (Role::Beginning, _) => "it is to lead".to_owned(),
             (Role::Follows, Some(leader)) => format!("it follows node {leader}"),
             (Role::Follows, None) => "it follows no node".to_owned(),
             (Role::Joining, _) => "it is no member yet".to_owned(),
         };
-        let mut lines = vec![format!("{part}; an fsync is on node {}", numbers(&self.in_sync))];
+        let copies = if self.in_sync.is_empty() || self.expired {
+            String::new()
+        } else {
+            format!("; an fsync is on node {}", numbers(&self.in_sync))
+        };
+        let mut lines = vec![format!("{part}{copies}")];
         for copy in self.copies.iter().filter(|copy| copy.behind_bytes > 0) {
             lines.push(format!("node {} lacks about {} bytes of logs", copy.node, copy.behind_bytes));
         }
@@ -225,5 +235,24 @@ mod tests {
         let said = told.problems(2).join("; ");
         assert!(said.ends_with("it cannot take over; it stopped following: no space is left in the medium"));
         assert_eq!(ChainStatus { in_sync: vec![1, 2], ..told }.problems(2), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_view_that_may_be_an_old_one_is_not_told_as_true() {
+        let told = ChainStatus {
+            role: Role::Follows,
+            leader: Some(2),
+            in_sync: vec![1, 2],
+            waits: Some("the manager is away".to_owned()),
+            ..ChainStatus::default()
+        };
+        assert_eq!(told.problems(1), Vec::<String>::new());
+        assert_eq!(told.lines(), ["it follows node 2; an fsync is on node 1, 2"]);
+        let expired = ChainStatus { expired: true, ..told };
+        let problem = "it is no member any more, and does not know which node leads: the manager is away";
+        assert_eq!(expired.problems(1), [problem]);
+        assert_eq!(expired.lines(), ["it follows no node"]);
+        let joining = ChainStatus { role: Role::Joining, in_sync: Vec::new(), ..expired };
+        assert_eq!(joining.lines(), ["it is no member yet"]);
     }
 }

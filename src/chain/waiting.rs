@@ -172,12 +172,12 @@ impl Lead {
     fn of(told: &ChainStatus, own: u32) -> Self {
         let until = told.valid_until_ns.map(Time::from_ns);
         match (told.leader, until) {
-            (Some(leader), _) if leader != own => Self::Other(leader),
-            (Some(_), Some(until)) if told.role == Role::Leads => match told.moving_to {
+            (Some(leader), _) if leader != own && !told.expired => Self::Other(leader),
+            (Some(leader), Some(until)) if leader == own && told.role == Role::Leads => match told.moving_to {
                 Some(to) => Self::Gives(until, to),
                 None => Self::Serves(until),
             },
-            (Some(_), Some(until)) => Self::Begins(until),
+            (Some(leader), Some(until)) if leader == own => Self::Begins(until),
             _ => Self::Unknown(told.waits.clone().unwrap_or_else(|| "no node leads".to_owned())),
         }
     }
@@ -254,6 +254,8 @@ mod tests {
             assert_eq!(lead(told(role, Some(2), Some(7))), Lead::Other(2));
             assert!(matches!(lead(told(role, None, Some(7))), Lead::Unknown(_)));
             assert!(matches!(lead(told(role, Some(1), None)), Lead::Unknown(_)));
+            let expired = ChainStatus { expired: true, ..told(role, Some(2), Some(7)) };
+            assert!(matches!(lead(expired), Lead::Unknown(_)), "the view may be an old one");
         }
     }
 }
