@@ -125,6 +125,29 @@ fn read_at(node: &Node, number: u32, file: &str) -> u64 {
     node.begin_at(number, JOBS, &["read", &path]).line().unwrap().parse().unwrap()
 }
 
+/// The first node to start waits for the other one, which has what was damaged.
+#[test]
+fn records_that_are_damaged_at_the_first_node_are_there_when_all_nodes_were_killed_and_start() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    node.hearth(&["down", "--hard"]);
+    let last: u64 = job.rest().iter().rev().find_map(|line| line.parse().ok()).unwrap_or(SOME);
+    let pool = format!("{}/node-1/pool", node.dir());
+    let mut damaged = 0;
+    for file in std::fs::read_dir(pool).unwrap().map(Result::unwrap) {
+        if file.file_name().to_string_lossy().starts_with("log-") {
+            let file = OpenOptions::new().append(true).open(file.path()).unwrap();
+            std::io::Write::write_all(&mut &file, b"x").unwrap();
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0, "the writer had a log");
+    node.hearth(&["up"]);
+    let leads = [1, 2].into_iter().find(|number| chain(&node, *number)["role"] == "leads").unwrap();
+    assert!(read_at(&node, leads, "file") >= last);
+}
+
 #[test]
 fn what_was_synced_at_a_node_that_is_killed_is_at_the_next_one() {
     let node = Node::several(2);

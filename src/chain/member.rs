@@ -46,9 +46,8 @@ const JOIN_PAUSE: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_millis(100);
 /// How long the manager may take to answer, before the view is looked at again.
 pub(super) const PROPOSE: Duration = Duration::from_millis(500);
-/// What a node whose membership has run out waits for, and the remedy.
-const NOT_ANSWERED: &str =
-    "the cluster manager has answered no heartbeat for a whole lease (hearth up starts it again if it is gone)";
+/// Why a node whose membership has run out waits, and the remedy.
+const NOT_ANSWERED: &str = "the cluster manager has answered no heartbeat for a whole lease (hearth up starts it again if it is gone)";
 /// How long a node that ends waits for the manager.
 const LEAVE: Duration = Duration::from_secs(2);
 /// A node that leads ends so long before its heartbeat does not hold any more.
@@ -361,7 +360,12 @@ impl Member {
                 Ok(connection) => copies.push(connection),
                 Err(why) => {
                     self.set_waits(Some(format!("node {node}, which is in sync, cannot be reached: {why}")));
-                    self.drop_unless_patient(party, subtree, node, since);
+                    // All nodes may be starting, and another one may have records that were damaged here. A node that is gone is
+                    // expelled before that.
+                    let patience = self.begun.chain.patience().max(self.begun.chain.expulsion());
+                    if SystemHost.now().since(since) >= patience {
+                        self.drop_copy(party, subtree, node);
+                    }
                     return None;
                 }
             }

@@ -222,4 +222,9 @@ impl ChainSettings {
     pub fn patience(&self) -> Duration {
         Duration::from_millis(self.patience_ms)
     }
+
+    /// A node that is silent for so long is no member any more, also if the manager has just started.
+    pub fn expulsion(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.saturating_mul(2))
+    }
 }

@@ -116,7 +116,9 @@ impl ChainStatus {
         let waits = self.waits.as_ref().map(|waits| format!(": {waits}")).unwrap_or_default();
         match self.role {
             Role::Joining => vec![format!("it is no member of the cluster{waits}")],
-            Role::Follows | Role::Beginning if self.expired => vec![format!("it is no member any more, and does not know which node leads{waits}")],
+            Role::Follows | Role::Beginning if self.expired => {
+                vec![format!("it is no member any more, and does not know which node leads{waits}")]
+            }
             Role::Beginning => vec![format!("it is to lead, and does not yet{waits}")],
             Role::Follows if self.leader.is_none() => vec![format!("no node leads{waits}")],
             Role::Follows if !self.in_sync.contains(&node) => {

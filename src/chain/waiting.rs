@@ -173,10 +173,12 @@ impl Lead {
         let until = told.valid_until_ns.map(Time::from_ns);
         match (told.leader, until) {
             (Some(leader), _) if leader != own && !told.expired => Self::Other(leader),
-            (Some(leader), Some(until)) if leader == own && told.role == Role::Leads => match told.moving_to {
-                Some(to) => Self::Gives(until, to),
-                None => Self::Serves(until),
-            },
+            (Some(leader), Some(until)) if leader == own && told.role == Role::Leads => {
+                match told.moving_to {
+                    Some(to) => Self::Gives(until, to),
+                    None => Self::Serves(until),
+                }
+            }
             (Some(leader), Some(until)) if leader == own => Self::Begins(until),
             _ => Self::Unknown(told.waits.clone().unwrap_or_else(|| "no node leads".to_owned())),
         }
