@@ -143,9 +143,30 @@ fn records_that_are_damaged_at_the_first_node_are_there_when_all_nodes_were_kill
         }
     }
     assert!(damaged > 0, "the writer had a log");
+    // Shorter than the start of a node.
+    let settings = format!("{}/hearth.toml", node.dir());
+    let text = std::fs::read_to_string(&settings).unwrap();
+    let lines =
+        text.lines().map(|line| if line.starts_with("patience_ms") { "patience_ms = 1" } else { line });
+    std::fs::write(settings, lines.collect::<Vec<_>>().join("\n")).unwrap();
     node.hearth(&["up"]);
     let leads = [1, 2].into_iter().find(|number| chain(&node, *number)["role"] == "leads").unwrap();
     assert!(read_at(&node, leads, "file") >= last);
+}
+
+#[test]
+fn a_node_that_cannot_start_keeps_no_other_one_from_it() {
+    let node = Node::several(2);
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    node.hearth(&["down", "--hard"]);
+    let last: u64 = job.rest().iter().rev().find_map(|line| line.parse().ok()).unwrap_or(SOME);
+    let tree = OpenOptions::new().write(true).open(format!("{}/node-1/pool/tree", node.dir())).unwrap();
+    tree.set_len(100_000).unwrap();
+    let up = node.try_hearth(&["up"]);
+    up.expect_failure("the other nodes were started");
+    until_leads(&node, 2);
+    assert!(read_at(&node, 2, "file") >= last);
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
             chain::growth::grow(&mut cluster, nodes, (arguments.lease, arguments.patience))?;
         }
         choose_mount(&mut cluster, arguments)?;
-        start_all(&cluster)?;
+        start_all(&cluster).map_err(|failed| failed.told(&cluster))?;
         cluster
     } else {
         let begun = begin(&dir, arguments, capacity_bytes, &mut made);
@@ -120,7 +120,7 @@ fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut CreatedFile
     let created = Cluster::create(dir, (medium, capacity_bytes), (nodes, chain), made);
     let mut cluster = created.map_err(|why| none(&why))?;
     choose_mount(&mut cluster, arguments)?;
-    if let Err(why) = start_all(&cluster) {
+    if let Err(NotStarted { why, .. }) = start_all(&cluster) {
         // Processes that were started before it failed.
         for node in &cluster.settings.nodes {
             let _ = stop(&cluster, node, true);
@@ -148,14 +148,43 @@ fn chain_settings(arguments: &Up, capacity_bytes: u64) -> Result<ChainSettings> 
     ChainSettings::new(PoolShape::new(capacity_bytes)?).with_times(arguments.lease, arguments.patience)
 }
 
-/// Starts every node that is not up, and says so.
-fn start_all(cluster: &Cluster) -> Result<()> {
-    chain::manager::start(cluster)?;
+/// Starts every node that is not up, and says so. If one does not start, the others do: one of them may lead.
+fn start_all(cluster: &Cluster) -> std::result::Result<(), NotStarted> {
+    let failed = |why| NotStarted { why, others: 0 };
+    chain::manager::start(cluster).map_err(failed)?;
+    let (mut failure, mut others) = (None, 0);
     for node in &cluster.settings.nodes {
         look_at_tree(cluster, node);
-        say_start(node.number, &start_node(cluster, node)?);
+        match start_node(cluster, node) {
+            Ok(start) => {
+                say_start(node.number, &start);
+                others += 1;
+            }
+            Err(why) if failure.is_none() => failure = Some(why),
+            Err(why) => say::aside(format_args!("hearth: {why}")),
+        }
     }
-    Ok(())
+    failure.map_or(Ok(()), |why| Err(NotStarted { why, others }))
+}
+
+/// A node of a cluster was not started.
+struct NotStarted {
+    why: Error,
+    /// How many others are up.
+    others: usize,
+}
+
+impl NotStarted {
+    fn told(self, cluster: &Cluster) -> Error {
+        if self.others == 0 {
+            return self.why;
+        }
+        let dir = quoted(&cluster.dir);
+        Error::new(format!(
+            "{}; the other nodes were started: hearth status --dir {dir} tells how they are",
+            self.why
+        ))
+    }
 }
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
