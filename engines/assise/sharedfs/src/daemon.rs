@@ -258,6 +258,7 @@ impl Daemon {
     /// `Ipc`.
     pub fn start(&self) -> Result<(), Error> {
         let core = self.core.clone();
+        self.core.begin_parking();
         self.core.spawn("sync", move || core.answer_parked())?;
         for copy in self.core.copies.all() {
             let core = self.core.clone();

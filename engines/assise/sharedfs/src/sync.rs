@@ -40,7 +40,7 @@ pub(crate) struct ParkedCall {
 #[derive(Default)]
 pub(crate) struct Parking {
     calls: Vec<ParkedCall>,
-    /// The thread runs: no call waits for one that does not.
+    /// The thread runs, or is about to: no call waits for one that does not.
     is_open: bool,
 }
 
@@ -64,9 +64,13 @@ impl Core {
         None
     }
 
+    /// From now on sync calls are parked: the thread that answers them is about to begin.
+    pub fn begin_parking(&self) {
+        self.parking.lock().is_open = true;
+    }
+
     /// Answers parked calls until the daemon ends: all that are there with one sync of each file.
     pub fn answer_parked(self: &Arc<Self>) {
-        self.parking.lock().is_open = true;
         loop {
             // Acquire: pairs with the Release of `park_sync` and of `stop_parking`.
             let seen = self.parked.load(Ordering::Acquire);
