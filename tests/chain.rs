@@ -125,14 +125,19 @@ fn read_at(node: &Node, number: u32, file: &str) -> u64 {
     node.begin_at(number, JOBS, &["read", &path]).line().unwrap().parse().unwrap()
 }
 
+/// Kills all nodes while a program writes. Gives the last number that was synced.
+fn written_until_all_are_killed(node: &Node) -> u64 {
+    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
+    some(&mut job);
+    node.hearth(&["down", "--hard"]);
+    job.rest().iter().rev().find_map(|line| line.parse().ok()).unwrap_or(SOME)
+}
+
 /// The first node to start waits for the other one, which has what was damaged.
 #[test]
 fn records_that_are_damaged_at_the_first_node_are_there_when_all_nodes_were_killed_and_start() {
     let node = Node::several(2);
-    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
-    some(&mut job);
-    node.hearth(&["down", "--hard"]);
-    let last: u64 = job.rest().iter().rev().find_map(|line| line.parse().ok()).unwrap_or(SOME);
+    let last = written_until_all_are_killed(&node);
     let pool = format!("{}/node-1/pool", node.dir());
     let mut damaged = 0;
     for file in std::fs::read_dir(pool).unwrap().map(Result::unwrap) {
@@ -157,10 +162,7 @@ fn records_that_are_damaged_at_the_first_node_are_there_when_all_nodes_were_kill
 #[test]
 fn a_node_that_cannot_start_keeps_no_other_one_from_it() {
     let node = Node::several(2);
-    let mut job = node.begin(JOBS, &["write", &node.path("file")]);
-    some(&mut job);
-    node.hearth(&["down", "--hard"]);
-    let last: u64 = job.rest().iter().rev().find_map(|line| line.parse().ok()).unwrap_or(SOME);
+    let last = written_until_all_are_killed(&node);
     let tree = OpenOptions::new().write(true).open(format!("{}/node-1/pool/tree", node.dir())).unwrap();
     tree.set_len(100_000).unwrap();
     let up = node.try_hearth(&["up"]);
