@@ -368,7 +368,8 @@ fn last_open_log(ledger: &[u8]) -> usize {
     found.expect("a program wrote")
 }
 
-fn a_bit_in_the_ledger_counts() -> bool {
+/// A node that was killed with 40 files in it that were fsynced; its tree may lack them.
+fn killed_with_fsynced_files() -> Node {
     let node = Node::in_memory_as_files();
     let script = r#"exec /usr/bin/python3 - <<'X'
 import os, signal
@@ -386,6 +387,34 @@ X"#;
     waitpid(Some(Pid::from_child(&program)), WaitOptions::UNTRACED).unwrap();
     node.hearth(&["down", "--hard"]).expect_success();
     program.wait().unwrap();
+    node
+}
+
+/// The file of a log with fsynced records is removed: the check finds it, and the start says it.
+#[test]
+fn a_log_that_is_gone_is_told() {
+    let node = killed_with_fsynced_files();
+    let files = fs::read_dir(pool(&node)).unwrap().map(|entry| entry.unwrap().path());
+    let is_log = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        name.starts_with("log-") && !name.ends_with("-locks")
+    };
+    files.filter(is_log).for_each(|path| fs::remove_file(path).unwrap());
+    let checked = check(&node);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("is missing, or not as it was made"));
+    node.hearth(&["start"]).expect_success();
+    let status = node.hearth(&["status"]);
+    assert_eq!(status.status.code(), Some(1));
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("LOST: log ") && status.contains("its file is missing"), "{status}");
+    node.sh("echo kept > $T/kept").expect_success();
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}
+
+fn a_bit_in_the_ledger_counts() -> bool {
+    let node = killed_with_fsynced_files();
     let ledger = pool(&node).join("ledger");
     let mut bytes = fs::read(&ledger).unwrap();
     let entry = last_open_log(&bytes);

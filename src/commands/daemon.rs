@@ -303,14 +303,19 @@ pub(crate) fn tell_recovered(recovered: &Recovered, took: Duration) -> Vec<Strin
     let lost = |(log, last): &(LogUid, Sequence)| {
         format!("log {log}: the record after {last} is damaged; it and those behind it did not count")
     };
+    let incomplete = |(log, last): &(LogUid, Sequence)| {
+        format!(
+            "log {log}: its file is missing, or is not as it was made; records after {last}, if there were any, did not count"
+        )
+    };
     let unjudged = |(last, names): &(Sequence, Vec<String>)| {
         let kept = names.join(", ");
         format!(
             "the ledger: the entry after {last} is damaged; records that need it did not count, and are kept: {kept}"
         )
     };
-    let losses: Vec<String> =
-        recovered.damaged.iter().map(lost).chain(recovered.kept.iter().map(unjudged)).collect();
+    let losses = recovered.damaged.iter().map(lost).chain(recovered.incomplete.iter().map(incomplete));
+    let losses: Vec<String> = losses.chain(recovered.kept.iter().map(unjudged)).collect();
     losses.iter().for_each(|loss| error!(loss));
     losses
 }

@@ -224,7 +224,9 @@ impl Member {
             Ok((daemon, recovered)) => {
                 // Behind the synced bytes a power cut leaves any part of the others, which looks like damage; the
                 // programs' histories judge whether the synced ones are there.
-                let is_damaged = !recovered.damaged.is_empty() || recovered.kept.is_some();
+                let is_damaged = !recovered.damaged.is_empty()
+                    || !recovered.incomplete.is_empty()
+                    || recovered.kept.is_some();
                 if is_damaged && !self.world.is_torn(self.life.node) {
                     self.world.violate(&format!("a copy that leads lost something: {recovered:?}"));
                 }

@@ -34,12 +34,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a whole file of at most `bytes_max` bytes. Another process may have chosen the length of the file.
+    /// Maps a file, of a longer one the first `bytes_max` bytes. Another process may have chosen the length of the file.
     pub fn new(file: BorrowedFd<'_>, writable: bool, bytes_max: u64) -> Result<Self, MediaError> {
-        let bytes = file_bytes(file)?;
-        if bytes as u64 > bytes_max {
-            return Err(MediaError::Length);
-        }
+        let bytes = mapped_bytes(file, bytes_max)?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let (place, fixed) =
             if bytes >= HUGE_PAGE_BYTES { (place_for(bytes)?, libc::MAP_FIXED) } else { (null_mut(), 0) };
@@ -268,15 +265,16 @@ fn place_for(bytes: usize) -> Result<*mut libc::c_void, MediaError> {
 }
 
 /// Length of a file that can be mapped.
-fn file_bytes(file: BorrowedFd<'_>) -> Result<usize, MediaError> {
+fn mapped_bytes(file: BorrowedFd<'_>, bytes_max: u64) -> Result<usize, MediaError> {
     // SAFETY: stat is plain old data.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open and the structure is ours.
     if unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } != 0 {
         return Err(MediaError::last_os());
     }
-    match usize::try_from(stat.st_size) {
-        Ok(bytes) if (1..=MAPPED_BYTES_MAX).contains(&bytes) => Ok(bytes),
+    let bytes = u64::try_from(stat.st_size).map(|bytes| bytes.min(bytes_max));
+    match bytes.map(usize::try_from) {
+        Ok(Ok(bytes)) if (1..=MAPPED_BYTES_MAX).contains(&bytes) => Ok(bytes),
         _ => Err(MediaError::Length),
     }
 }

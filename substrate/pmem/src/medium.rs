@@ -199,19 +199,17 @@ impl Medium {
         self.open_at_most(name, u64::MAX)
     }
 
-    /// Maps a file for reading and writing whose length another process may have chosen: a file of more than
-    /// `bytes_max` is not mapped.
+    /// Maps a file for reading and writing whose length another process may have chosen: of a longer file only the first
+    /// `bytes_max` bytes.
     ///
     /// # Errors
-    /// `NotFound`, `Name`, `Length` (an empty file, or a longer one), `Os`.
+    /// `NotFound`, `Name`, `Length` (an empty file), `Os`.
     pub fn open_at_most(&self, name: &str, bytes_max: u64) -> Result<Region, MediaError> {
         check_name(name)?;
         match &self.0 {
             Kind::Folder(folder) => folder.open(name, true, bytes_max),
-            Kind::Recorded(recorder) => match recorder.open(name, true)? {
-                region if region.bytes() <= bytes_max => Ok(region),
-                _ => Err(MediaError::Length),
-            },
+            // No process changes the length of one of its files.
+            Kind::Recorded(recorder) => recorder.open(name, true),
         }
     }
 

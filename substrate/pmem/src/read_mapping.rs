@@ -34,10 +34,11 @@ impl ReadMapping {
         Ok(Self(Backing::Mapped(Mapping::new(file.as_fd(), false, u64::MAX)?.not_for_children()?)))
     }
 
-    /// Maps a file of at most so many bytes in a process whose handler ends copies where the file is gone.
+    /// Maps a file, of a longer one the first `bytes_max` bytes, in a process whose handler ends copies where the file is
+    /// gone.
     ///
     /// # Errors
-    /// `Length` (an empty file, or a longer one), `Os`.
+    /// `Length` (an empty file), `Os`.
     pub(crate) fn guarded(file: BorrowedFd<'_>, bytes_max: u64) -> Result<Self, MediaError> {
         let mapping = Mapping::new(file, false, bytes_max)?.not_for_children()?;
         Ok(Self(Backing::Guarded { _guard: mapping.guard_copies()?, mapping }))

@@ -23,6 +23,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
+use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Start of the ring in a log's file.
@@ -182,18 +183,18 @@ impl LogFile {
         self.region.write(0, &superblock(pool, life, self.region.bytes(), owner).encode());
     }
 
-    /// Opens a log of an earlier daemon. Returns `None` if there is none, or if the file is shorter than a record or
-    /// longer than `bytes_max`, which no log is; the owner can give the file any length.
+    /// Opens a log of an earlier daemon that was made with this length: of a longer file only that part is used. Returns
+    /// `None` if there is none, or if the file is shorter than a record. The owner can give the file any length.
     ///
     /// # Errors
     /// The error of the medium or of the machine. The owner of the log cannot cause one.
     pub fn open(
         medium: &Medium,
         (log, incarnation): (LogUid, Incarnation),
-        bytes_max: u64,
+        file_bytes: u64,
     ) -> Result<Option<Self>, MediaError> {
         let name = log_file(log, incarnation);
-        let region = match medium.open_at_most(&name, bytes_max) {
+        let region = match medium.open_at_most(&name, file_bytes) {
             Ok(region) if region.bytes() >= RING_START + HEADER_BYTES as u64 => region,
             Ok(_) | Err(MediaError::NotFound | MediaError::Length) => return Ok(None),
             Err(error) => return Err(error),
@@ -208,6 +209,33 @@ impl LogFile {
         let end = region.bytes() / FRAME_ALIGN as u64 * FRAME_ALIGN as u64;
         let (long, hashes) = (LongReading::new(), OnceLock::new());
         Ok(Self { name, region, file, long, salt, end, hashes })
+    }
+
+    /// The length that the log was made with, if the file says so and that it is of this log. The checksum does not count: a
+    /// crash may leave one half of a superblock with an owner ([`Self::give`]), and the other half without.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub fn made_with(&self, (log, incarnation): (LogUid, Incarnation)) -> Result<Option<u64>, MediaError> {
+        let mut bytes = [0; size_of::<Superblock>()];
+        if self.read(0, &mut bytes)? < bytes.len() {
+            return Ok(None);
+        }
+        let found = Superblock::read_from_bytes(&bytes).expect("the bytes of one");
+        let named = (found.id.get(), found.geometry.get());
+        let is_own = found.magic == MAGIC
+            && found.kind.get() == FileKind::Log as u16
+            && named == (log.get(), u64::from(incarnation.get()));
+        Ok(is_own.then(|| found.file_bytes.get()))
+    }
+
+    /// True if the file is the one that the log was made with, of this length. Otherwise its owner or the medium made
+    /// something else of it, and records may be gone.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub fn is_as_made(&self, life: (LogUid, Incarnation), file_bytes: u64) -> Result<bool, MediaError> {
+        Ok(self.region.bytes() == file_bytes && self.made_with(life)? == Some(file_bytes))
     }
 
     /// The region that LibFS maps.
@@ -717,19 +745,37 @@ mod tests {
     }
 
     #[test]
-    fn a_log_longer_than_any_that_was_made_is_none() {
+    fn a_file_of_another_length_gives_the_records_that_are_there() {
+        const BYTES: u64 = 1 << 16;
         let folder = tempfile::tempdir().unwrap();
         let medium = Medium::file(folder.path()).unwrap();
-        drop(log(&medium, 1 << 16));
-        let is_there = || LogFile::open(&medium, LOG, 1 << 16).unwrap().is_some();
-        assert!(is_there());
-        let file = File::options().write(true).open(folder.path().join(log_file(LOG.0, LOG.1))).unwrap();
-        for bytes in [0, 100, RING_START, (1 << 16) + 1, 1 << 40] {
+        let (made, mut ring) = log(&medium, BYTES);
+        ring.append(header(10), &[[1; 10].as_slice().into()]).unwrap();
+        ring.append(header(8192), &[[2; 8192].as_slice().into()]).unwrap();
+        let frames = read_all(&made, BEGINNING);
+        let name = folder.path().join(&made.name);
+        let file = File::options().write(true).open(name).unwrap();
+        let there = |count: usize, as_made: bool| {
+            let found = LogFile::open(&medium, LOG, BYTES).unwrap().unwrap();
+            assert_eq!(read_all(&found, BEGINNING), frames[..count], "{:?}", file.metadata());
+            assert_eq!(found.is_as_made(LOG, BYTES).unwrap(), as_made);
+            assert!(found.ring_end() <= BYTES);
+        };
+        there(2, true);
+        for bytes in [BYTES + 1, 1 << 40] {
             file.set_len(bytes).unwrap();
-            assert!(!is_there(), "{bytes}");
+            there(2, true);
         }
-        file.set_len(1 << 16).unwrap();
-        assert!(is_there());
+        file.set_len(BYTES - 4096).unwrap();
+        there(2, false);
+        file.set_len(RING_START + 4096).unwrap();
+        there(1, false);
+        for bytes in [RING_START, 100, 0] {
+            file.set_len(bytes).unwrap();
+            assert!(LogFile::open(&medium, LOG, BYTES).unwrap().is_none());
+        }
+        file.set_len(BYTES).unwrap();
+        there(0, false);
     }
 
     #[test]

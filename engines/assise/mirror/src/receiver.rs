@@ -116,6 +116,10 @@ impl Receiver {
         let Some(file) = LogFile::open(&self.medium, (log, incarnation), LOG_BYTES_MAX)? else {
             return Ok(());
         };
+        // The head brings what is missing.
+        if !file.is_as_made((log, incarnation), file.region().bytes())? {
+            return Ok(());
+        }
         let (mut frames, mut end) = (file.frames(executed), executed);
         while let Some(frame) = frames.next()? {
             end = frame.after;

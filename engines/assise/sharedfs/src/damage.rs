@@ -11,9 +11,9 @@ use crate::replay::copy::{key_of_life, table_of};
 use area::Area;
 use format::checksum::Salt;
 use format::envelope::FRAME_ALIGN;
-use format::ledger::{Entry, Kind};
-use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid};
-use mirror::logs::{BEGINNING, LOG_BYTES_MAX, LogFile, is_log_file};
+use format::ledger::{Entry, Event, Kind};
+use format::{Envelope, Epoch, HEADER_BYTES, Incarnation, Life, LogUid};
+use mirror::logs::{BEGINNING, LOG_BYTES_MAX, LogFile, is_log_file, log_file};
 use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeSet;
@@ -249,6 +249,19 @@ impl Unjudged {
     }
 }
 
+/// True if records of a log may be gone with its file, or with a part of it: it is missing, or shorter than the log was made,
+/// or another file and `has_records` behind those that are digested is false.
+pub(crate) fn is_incomplete(
+    file: Option<&LogFile>,
+    life: (LogUid, Incarnation),
+    file_bytes: u64,
+    has_records: bool,
+) -> Result<bool, Error> {
+    let Some(file) = file else { return Ok(true) };
+    let is_short = file.region().bytes() < file_bytes;
+    Ok(is_short || (!has_records && !file.is_as_made(life, file_bytes)?))
+}
+
 /// Describes the damage in the ledger and in the logs of a pool that no daemon serves, one sentence each. Changes
 /// nothing.
 ///
@@ -260,10 +273,17 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     let (table, progress) = table_of(&area)?;
     let mut ledger =
         Ledger::open(medium, pool, (area.ledger(), key_of_life(&area, area.ledger().life)?), table)?;
+    let lives = area.lives()?;
+    let of_cluster = |epoch: Epoch| epoch != Epoch::default();
+    let life = area.ledger().life;
+    let mut has_copies = lives.iter().any(|(other, item)| *other == life && of_cluster(item.epoch));
     let mut named = BTreeSet::new();
     while let Some(read) = ledger.next_entry()? {
         let entry = read.entry()?;
         named.insert(entry.log);
+        if let Event::Life { body } = entry.event {
+            has_copies = of_cluster(body.epoch);
+        }
         ledger.note(&read)?;
     }
     let table = ledger.table();
@@ -272,15 +292,27 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     let mut undigested = !unaccounted(medium, &ledger, known)?.is_empty();
     for (uid, open) in table.logs() {
         let from = progress.get(&uid).copied().unwrap_or(BEGINNING);
-        let Some(log) = LogFile::open(medium, (uid, open.incarnation), open.file_bytes)? else { continue };
-        let (mut frames, mut end) = (log.frames(from), from);
-        while let Some(frame) = frames.next()? {
-            end = frame.after;
+        let life = (uid, open.incarnation);
+        let log = LogFile::open(medium, life, open.file_bytes)?;
+        let mut end = from;
+        if let Some(log) = &log {
+            let mut frames = log.frames(from);
+            while let Some(frame) = frames.next()? {
+                end = frame.after;
+            }
         }
         undigested |= end != from;
-        if log.goes_on_behind(end)? {
+        let (name, last) = (log_file(uid, open.incarnation), end.sequence);
+        // A copy may have got no file of a log that another node made.
+        if !has_copies && is_incomplete(log.as_ref(), life, open.file_bytes, end != from)? {
+            findings.push(format!(
+                "file {name} is missing, or not as it was made: records after {last} are lost, if there were any"
+            ));
+        } else if let Some(log) = log
+            && log.goes_on_behind(end)?
+        {
             undigested = true;
-            findings.push(format!("file {}: the record after {} is damaged", log.name, end.sequence));
+            findings.push(format!("file {name}: the record after {last} is damaged"));
         }
     }
     let said =

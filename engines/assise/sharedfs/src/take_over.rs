@@ -12,9 +12,9 @@
 
 use crate::config::Config;
 use crate::counted_copies::Copies;
-use crate::damage::{LedgerEnd, Unjudged, unaccounted};
+use crate::damage::{LedgerEnd, Unjudged, is_incomplete, unaccounted};
 use crate::error::Error;
-use crate::level::{begin_copy, keys_of_lives, level, send_ledger};
+use crate::level::{begin_copy, keys_of_lives, level, lives_of, send_ledger};
 use crate::locks::Locks;
 use crate::register::{Register, Remembered};
 use crate::repair::{GreetedCopies, Repaired};
@@ -28,7 +28,7 @@ use format::hash::HashKey;
 use format::ledger::LifeBody;
 use format::{InodeNumber, Life, LogUid, Sequence};
 use ipc::host::Host;
-use mirror::logs::is_log_file;
+use mirror::logs::{LogFile, is_log_file};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use transport::Connection;
@@ -45,6 +45,8 @@ pub struct Recovered {
     pub cuts: Vec<(LogUid, CutReason)>,
     /// Logs that did not end where reading them did: the record after this one is damaged, and those behind it are lost.
     pub damaged: Vec<(LogUid, Sequence)>,
+    /// Logs whose files are missing, or are not as they were made: records behind this one are lost, if there were any.
+    pub incomplete: Vec<(LogUid, Sequence)>,
     /// The ledger's entry after this one is damaged, and logs could not be judged by it: the files that are kept of
     /// them in the pool.
     pub kept: Option<(Sequence, Vec<String>)>,
@@ -210,6 +212,7 @@ impl TakeOver<'_> {
     fn digest_tail(&mut self, uid: LogUid) -> Result<(), Error> {
         let limits = BatchLimits::of(self.config);
         let all = self.ends.get(&uid).copied().unwrap_or(Sequence::new(u64::MAX));
+        let before = self.copy.digested(uid);
         let cut = loop {
             let mut decisions = Decisions::REPEATED;
             let digest =
@@ -227,18 +230,32 @@ impl TakeOver<'_> {
         let file = self.copy.file(uid)?;
         // Its owner made something else of it: nothing more of it counts.
         let cut = if file.is_none() { Some(NO_FRAME) } else { cut };
-        if let Some(file) = file {
-            let noted = self.recovered.damaged.iter().any(|(damaged, _)| *damaged == uid);
-            if cut.is_none() && !noted && file.goes_on_behind(at)? {
-                self.recovered.damaged.push((uid, at.sequence));
-            }
-            if cut.is_some_and(CutReason::is_of_the_ledger) {
-                self.unjudged.keep(&file.name);
-            }
+        let noted = self.recovered.damaged.iter().any(|(damaged, _)| *damaged == uid);
+        if !noted && self.is_incomplete(uid, file.as_deref(), at != before)? {
+            self.recovered.incomplete.push((uid, at.sequence));
+        } else if let (None, false, Some(file)) = (cut, noted, &file)
+            && file.goes_on_behind(at)?
+        {
+            self.recovered.damaged.push((uid, at.sequence));
+        }
+        if let Some(file) = file.filter(|_| cut.is_some_and(CutReason::is_of_the_ledger)) {
+            self.unjudged.keep(&file.name);
         }
         self.recovered.logs.push((uid, at.sequence));
         self.recovered.cuts.extend(cut.map(|reason| (uid, reason)));
         Ok(())
+    }
+
+    /// True if records of a log may be gone with a part of its file, or with all of it. Only the node that made the log has
+    /// its file for certain; and where a copy was brought along, records that count are there, too.
+    fn is_incomplete(&self, uid: LogUid, file: Option<&LogFile>, has_records: bool) -> Result<bool, Error> {
+        let log = self.copy.ledger.table().log(uid).expect("each log of a copy is in the table");
+        if self.copies.any() || !is_incomplete(file, (uid, log.incarnation), log.file_bytes, has_records)? {
+            return Ok(false);
+        }
+        let lives = lives_of(self.area, &self.copy)?;
+        let life = lives.iter().rev().find(|(life, _)| LogUid::first_of(**life) <= uid);
+        Ok(life.is_some_and(|(_, life)| life.node == self.term.node))
     }
 
     /// Says for programs that live how far their logs counted, before the logs are gone that say it, and begins this

@@ -15,7 +15,7 @@ use pmem::crash::{Counts, Limits, Model, Point, Violation, enumerate};
 use pmem::progress;
 use pmem::recorded::Verb;
 use pmem::{Medium, Recorder};
-use sharedfs::{Daemon, Error, Recovered};
+use sharedfs::{Config, Daemon, Error, Recovered};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -147,7 +147,12 @@ fn numbers(client: &Client) -> Result<Vec<u64>, String> {
 pub type Opened = Option<(Arc<Daemon>, Recovered)>;
 
 pub fn recover(medium: &Medium) -> Result<Opened, String> {
-    match Daemon::open(StillHost::again(), medium, tiny()) {
+    recover_by(medium, tiny())
+}
+
+/// A recovery by a daemon with these settings.
+pub fn recover_by(medium: &Medium, config: Config) -> Result<Opened, String> {
+    match Daemon::open(StillHost::again(), medium, config) {
         Ok((daemon, recovered)) => Ok(Some((Arc::new(daemon), recovered))),
         Err(Error::Area(area::AreaError::Missing)) => Ok(None),
         Err(error) => Err(error.to_string()),
@@ -171,8 +176,9 @@ pub fn judge(opened: Opened, medium: &Medium, point: &Point, on_own: bool) -> Re
         return if point.returned.is_empty() { Ok(()) } else { Err("the pool is lost".to_owned()) };
     };
     // The pages of the medium may keep data that relied on a ledger entry, and not the entry, if it was not synced.
-    if point.model == Model::Lines && recovered.kept.is_some() {
-        return Err(format!("a crash was taken for damage: {:?}", recovered.kept));
+    if !recovered.incomplete.is_empty() || (point.model == Model::Lines && recovered.kept.is_some()) {
+        let (kept, incomplete) = (&recovered.kept, &recovered.incomplete);
+        return Err(format!("a crash was taken for damage: {kept:?}, {incomplete:?}"));
     }
     let found = check_pool(&daemon, medium)?;
     if found < promised || found > begun {

@@ -6,8 +6,8 @@
 //! it has a prefix of the operations, with all that an fsync acknowledged.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT};
-use crate::crash::{Opened, Run, SYNCED, judge, prove_on_both, recover};
-use crate::pair::{COPY, HEAD, Pair, config, format_for, sync};
+use crate::crash::{Opened, Run, SYNCED, judge, prove_on_both};
+use crate::pair::{COPY, HEAD, Pair, config, format_for, recover_node, sync};
 use crate::still::{StillHost, drive_by};
 use format::Sequence;
 use pmem::crash::{Counts, Limits, crash_recorded};
@@ -219,7 +219,7 @@ fn recover_copy(medium: &Medium, pace: Pace) -> Result<Opened, String> {
         return Err(format!("it does not execute its ledger to the end: {state:?}"));
     }
     crate::support::findings(medium)?;
-    recover(medium)
+    recover_node(1)(medium)
 }
 
 /// Gives the operations that were acknowledged in the middle of an entry, too.

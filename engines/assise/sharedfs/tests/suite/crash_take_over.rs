@@ -4,8 +4,8 @@
 //! The oracle is that of `pair`: a pool recovers a prefix of the operations, with all that was synced while it counted.
 
 use crate::client::{DIRECTORY, FILE, ROOT};
-use crate::crash::{Run, SYNCED, check_pool, judge, limits, limits_of_recovery, prove_on_both, recover};
-use crate::pair::{Pair, sync};
+use crate::crash::{Run, SYNCED, check_pool, judge, limits, limits_of_recovery, prove_on_both};
+use crate::pair::{Pair, recover_node, sync};
 use crate::still::drive_by;
 use pmem::Recorder;
 use pmem::crash::{Counts, Limits, crash_recorded};
@@ -81,19 +81,25 @@ fn prove(limits: &Limits, node: usize, by: Return) -> Counts {
     prove_on_both(
         |model| format!("sharedfs, take-over, {by:?}, node {}, {model:?}, {limits:?}", node + 1),
         |model| {
-            crash_recorded(&recorders[node], model, limits, recover, |mut opened, medium, point| {
-                // A member that returns gets digested records before the entry that opens their log (C2). It never leads with
-                // that, and a daemon that did would keep these records aside. So does a recovery that finds what another one,
-                // which was cut off, had copied before it closed the logs.
-                let is_back = point.returned.contains(&(SYNCED + returns + 1));
-                let returned_in_part = node == 0 && point.returned.contains(&returns) && !is_back;
-                if let Some((_, recovered)) = &mut opened
-                    && (returned_in_part || limits.recovery_images > 0)
-                {
-                    recovered.kept = None;
-                }
-                judge(opened, medium, point, false)
-            })
+            crash_recorded(
+                &recorders[node],
+                model,
+                limits,
+                recover_node(node),
+                |mut opened, medium, point| {
+                    // A member that returns gets digested records before the entry that opens their log (C2). It never leads with
+                    // that, and a daemon that did would keep these records aside. So does a recovery that finds what another one,
+                    // which was cut off, had copied before it closed the logs.
+                    let is_back = point.returned.contains(&(SYNCED + returns + 1));
+                    let returned_in_part = node == 0 && point.returned.contains(&returns) && !is_back;
+                    if let Some((_, recovered)) = &mut opened
+                        && (returned_in_part || limits.recovery_images > 0)
+                    {
+                        recovered.kept = None;
+                    }
+                    judge(opened, medium, point, false)
+                },
+            )
         },
     )
 }
@@ -129,9 +135,9 @@ fn the_former_head_returns_and_both_have_the_same() {
         let recorders = [Recorder::new(), Recorder::new()];
         let done = take_over_and_return([&recorders[0], &recorders[1]], by) + 1;
         drive_by(Box::new(|| false));
-        for recorder in &recorders {
+        for (node, recorder) in recorders.iter().enumerate() {
             let image = Recorder::of_image(recorder.image());
-            let opened = recover(&image.medium()).unwrap().unwrap();
+            let opened = recover_node(node)(&image.medium()).unwrap().unwrap();
             assert_eq!(check_pool(&opened.0, &image.medium()).unwrap(), done);
         }
     }

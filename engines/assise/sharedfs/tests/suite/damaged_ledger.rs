@@ -111,6 +111,46 @@ fn a_damaged_log_is_found_by_check() {
     assert_eq!(check(folder.path()), [] as [String; 0]);
 }
 
+/// Records that were not digested are lost with the file of their log, or with a part of it: `check` and recovery say so.
+#[test]
+fn a_log_whose_file_is_gone_or_another_one_is_found() {
+    type Damage = fn(&Path, u64);
+    fn set_len(path: &Path, bytes: u64) {
+        fs::File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
+    }
+    let damages: [(&str, Damage); 5] = [
+        ("removed", |path, _| fs::remove_file(path).unwrap()),
+        ("emptied", |path, _| set_len(path, 0)),
+        ("emptied, and as long as before", |path, bytes| {
+            set_len(path, 0);
+            set_len(path, bytes);
+        }),
+        ("cut to nearly nothing", |path, _| set_len(path, RING_START + 64)),
+        ("cut behind its records", |path, bytes| set_len(path, bytes - 4096)),
+    ];
+    for (name, damage) in damages {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let log = left_by_a_daemon(folder.path());
+        let path = folder.path().join(&log);
+        damage(&path, path.metadata().unwrap().len());
+        let found = check(folder.path());
+        assert!(found.len() == 1 && found[0].contains(&log), "{name}: {found:?}");
+        let (daemon, recovered) = open(folder.path());
+        assert_eq!((recovered.damaged.len(), recovered.incomplete.len()), (0, 1), "{name}");
+        assert_eq!(all_there(&daemon), name == "cut behind its records", "{name}");
+        drop(daemon);
+        assert_eq!(check(folder.path()), [] as [String; 0], "{name}");
+        assert_eq!(open(folder.path()).1.incomplete, [], "{name}");
+    }
+    // Nothing is lost with what was appended.
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = folder.path().join(left_by_a_daemon(folder.path()));
+    set_len(&path, 1 << 40);
+    assert_eq!(check(folder.path()), [] as [String; 0]);
+    let (daemon, recovered) = open(folder.path());
+    assert!(recovered.incomplete.is_empty() && all_there(&daemon));
+}
+
 /// A machine that dies right after a log was closed leaves the log's file, and perhaps an entry that was not finished: that is
 /// no damage.
 #[test]

@@ -2,8 +2,8 @@
 //! more, while programs go on.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, tiny, user};
-use crate::crash::{Opened, Run, check_pool, grow, limits, prove_on_both, recover};
-use crate::pair::{COPY, HEAD, Pair, config, format_for, sync};
+use crate::crash::{Opened, Run, check_pool, grow, limits, prove_on_both};
+use crate::pair::{COPY, HEAD, Pair, config, format_for, recover_node, sync};
 use crate::second_copy::{difference, items};
 use crate::still::{StillHost, drive_by};
 use format::mirror::{MirrorHead, MirrorKind, MirrorMessage};
@@ -294,7 +294,7 @@ fn prove(limits: &Limits, whole: bool) -> Counts {
     };
     prove_on_both(
         |model| format!("sharedfs, join, whole tree: {whole}, {model:?}, {limits:?}"),
-        |model| crash_recorded(&recorders[1], model, limits, recover, judge),
+        |model| crash_recorded(&recorders[1], model, limits, recover_node(1), judge),
     )
 }
 

@@ -7,7 +7,7 @@
 //! fsync acknowledged.
 
 use crate::client::{Client, DIRECTORY, FILE, ROOT, cookie, tiny, user};
-use crate::crash::{Run, check_pool, grow, judge, limits, prove_on_both, recover};
+use crate::crash::{Opened, Run, check_pool, grow, judge, limits, prove_on_both, recover_by};
 use crate::second_copy::{difference, items};
 use crate::still::{StillHost, drive_by};
 use format::call::{CallKind, DigestRequest};
@@ -402,6 +402,11 @@ fn workload(recorders: [&Recorder; 2]) -> Pair {
     pair
 }
 
+/// A recovery of a node of the pair, from its index.
+pub fn recover_node(node: usize) -> impl Fn(&Medium) -> Result<Opened, String> {
+    move |medium| recover_by(medium, config([HEAD, COPY][node]))
+}
+
 fn prove(limits: &Limits, node: usize) -> Counts {
     let recorders = [Recorder::new(), Recorder::new()];
     workload([&recorders[0], &recorders[1]]);
@@ -409,7 +414,7 @@ fn prove(limits: &Limits, node: usize) -> Counts {
     prove_on_both(
         |model| format!("sharedfs, pair, node {}, {model:?}, {limits:?}", node + 1),
         |model| {
-            crash_recorded(&recorders[node], model, limits, recover, |opened, medium, point| {
+            crash_recorded(&recorders[node], model, limits, recover_node(node), |opened, medium, point| {
                 // At the copy only what was synced is there, on either model.
                 let on_own = node == 0;
                 judge(opened, medium, point, on_own)
