@@ -21,6 +21,8 @@ pub enum AreaError {
     Roots(DecodeError, DecodeError),
     /// A page of an allocation map is damaged; which file.
     Map(String),
+    /// The allocation map of a segment is whole and not the one of the commit: the file is from another time; which file.
+    OtherMap(String),
     /// A node is damaged, or lies where it cannot.
     Node(Block, DecodeError),
     /// An item of the tree has a value that no writer produces.
@@ -119,6 +121,12 @@ impl fmt::Display for AreaError {
             Self::Superblock(file, error) => write!(f, "file {file}: superblock: {error}"),
             Self::Roots(first, second) => write!(f, "no root: slot 0: {first}, slot 1: {second}"),
             Self::Map(file) => write!(f, "file {file}: allocation map damaged"),
+            Self::OtherMap(file) => {
+                write!(
+                    f,
+                    "file {file}: it is older or newer than the tree: another file may have been put in its place"
+                )
+            }
             Self::Node(block, error) => write!(f, "node in block {block}: {error}"),
             Self::Item(key, what) => write!(
                 f,

@@ -145,8 +145,11 @@ impl Space {
             error => AreaError::Medium(error),
         })?;
         let (owner, blocks) = (item.owner.get(), item.blocks.get());
-        let blocks = (blocks, self.step_blocks);
-        self.segments.insert(id, Segment::new((region, owner), blocks, allocator, base));
+        let segment = Segment::new((region, owner), (blocks, self.step_blocks), allocator, base);
+        if segment.used() != item.used.get() {
+            return Err(AreaError::OtherMap(segment_file(id)));
+        }
+        self.segments.insert(id, segment);
         Ok(())
     }
 

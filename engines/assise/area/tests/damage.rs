@@ -239,6 +239,26 @@ fn an_open_says_what_is_wrong() {
     assert!(!area::check::check(&medium).unwrap().is_clean());
 }
 
+/// An older copy of a segment does not know which blocks are in use, and would give out blocks with data.
+#[test]
+fn a_segment_of_another_commit_is_refused() {
+    let recorder = Recorder::new();
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 256, tiny());
+    commit(&mut area, &cases::base(), 1).unwrap();
+    let segment = medium.open("segment-1").unwrap();
+    let mut older = vec![0; segment.bytes() as usize];
+    segment.read(0, &mut older).unwrap();
+    for commits in 0..8 {
+        commit(&mut area, &[write(10, 40_960 + commits * 8192, 7, 8192)], 100 + commits).unwrap();
+    }
+    drop(area);
+    segment.write(0, &older);
+    let opened = Area::open(&medium, tiny()).map(|_| ());
+    assert!(matches!(&opened, Err(AreaError::OtherMap(name)) if name == "segment-1"), "{opened:?}");
+    assert!(!area::check::check(&medium).unwrap().is_clean());
+}
+
 #[test]
 fn damaged_data_is_named_and_never_returned() {
     let recorder = Recorder::new();
