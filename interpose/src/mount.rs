@@ -106,7 +106,8 @@ pub struct ExecHandover {
 /// The storage of the files. Each method has the result of the system call in its comment. Methods that take a path may
 /// return `Errno::LEAVES`.
 pub trait Mount: Sync {
-    /// `openat2`: flags as there (also `O_PATH`), mode without the bits of the umask. Of the restrictions, only
+    /// `openat2`: flags as there (also `O_PATH`), mode before the umask, which the mount applies as the kernel would, here
+    /// and in `reopen` and `make`. Of the restrictions, only
     /// `RESOLVE_NO_SYMLINKS`, `RESOLVE_BENEATH` and `RESOLVE_IN_ROOT` are passed; with one of the last two the walk
     /// never leaves the mount.
     fn open(&self, place: MountPath<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle>;

@@ -86,7 +86,7 @@ fn touch(region: &pmem::Region) {
 
 fn create(libfs: &LibFs, parent: InodeNumber, name: &str) -> (InodeNumber, Handle) {
     let access = Access { read: true, write: true };
-    let new = New { kind: NewType::Regular(Some(access)), mode: 0o644, exclusive: true };
+    let new = New { kind: NewType::Regular(Some(access)), mode: 0o644, umask: 0, exclusive: true };
     let name = Name::new(name.as_bytes()).expect("a good name");
     match libfs.create(&Caller::ROOT, parent, name, &new) {
         Ok(Created::New(attributes, Some(handle))) => (attributes.inode, handle),

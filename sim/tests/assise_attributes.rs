@@ -107,7 +107,7 @@ fn after_the_digest_the_blocks_of_a_file_are_those_that_it_has() {
     let own = node.attach(Caller::ROOT, Limits::default()).0;
     let root = own.root().unwrap().inode;
     let both = Access { read: true, write: true };
-    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, exclusive: true };
+    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, umask: 0, exclusive: true };
     let name = Name::new(b"sparse").unwrap();
     let Created::New(file, Some(handle)) = own.create(&Caller::ROOT, root, name, &new).unwrap() else {
         panic!("it was to be made and opened");
@@ -147,7 +147,7 @@ fn a_file_that_was_written_as_a_whole_has_its_blocks_without_a_question() {
     let (own, local) = node.attach(Caller::ROOT, Limits::default());
     let root = own.root().unwrap().inode;
     let both = Access { read: true, write: true };
-    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, exclusive: true };
+    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, umask: 0, exclusive: true };
     /// Offsets and bytes of the writes, a size at the end, and whether the area has to be asked.
     type Written<'a> = (&'a [(u64, usize)], Option<u64>, bool);
     let files: [Written<'_>; 8] = [
@@ -213,7 +213,7 @@ fn data_is_found_while_digested_records_are_dropped_in_parts() {
     let own = node.attach(Caller::ROOT, Limits { purge_steps: 2, ..Limits::default() }).0;
     let root = own.root().unwrap().inode;
     let both = Access { read: true, write: true };
-    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, exclusive: true };
+    let new = New { kind: NewType::Regular(Some(both)), mode: 0o600, umask: 0, exclusive: true };
     for round in 0..10 {
         let name = |number| format!("{round}-{number}");
         let mut made = Vec::new();

@@ -18,7 +18,7 @@ fn name(bytes: &[u8]) -> Name<'_> {
 }
 
 fn create(libfs: &LibFs, parent: InodeNumber, bytes: &[u8]) -> (InodeNumber, Handle) {
-    let new = New { kind: NewType::Regular(Some(BOTH)), mode: 0o644, exclusive: true };
+    let new = New { kind: NewType::Regular(Some(BOTH)), mode: 0o644, umask: 0, exclusive: true };
     match libfs.create(&Caller::ROOT, parent, name(bytes), &new) {
         Ok(Created::New(attributes, Some(handle))) => (attributes.inode, handle),
         other => panic!("a new name is created: {other:?}"),
@@ -27,7 +27,7 @@ fn create(libfs: &LibFs, parent: InodeNumber, bytes: &[u8]) -> (InodeNumber, Han
 
 fn folder(libfs: &LibFs, bytes: &[u8]) -> InodeNumber {
     let root = libfs.root().expect("there is a root").inode;
-    let new = New { kind: NewType::Directory, mode: 0o755, exclusive: true };
+    let new = New { kind: NewType::Directory, mode: 0o755, umask: 0, exclusive: true };
     match libfs.create(&Caller::ROOT, root, name(bytes), &new) {
         Ok(Created::New(attributes, None)) => attributes.inode,
         other => panic!("a new name is created: {other:?}"),

@@ -33,7 +33,7 @@ fn record(process: usize, thread: usize, number: usize) -> [u8; RECORD] {
 
 fn open(libfs: &LibFs, parent: InodeNumber, name: &[u8]) -> Handle {
     let access = Access { read: true, write: true };
-    let new = New { kind: NewType::Regular(Some(access)), mode: 0o644, exclusive: false };
+    let new = New { kind: NewType::Regular(Some(access)), mode: 0o644, umask: 0, exclusive: false };
     let name = Name::new(name).expect("a good name");
     match libfs.create(&Caller::ROOT, parent, name, &new).expect("it is made or there") {
         Created::New(_, handle) => handle.expect("it was asked for"),
@@ -138,7 +138,7 @@ fn schedule(seed: u64) {
 /// A folder in the root, which is made if it is not there.
 fn folder(libfs: &LibFs, name: &[u8]) -> InodeNumber {
     let root = libfs.root().expect("there is a root").inode;
-    let new = New { kind: NewType::Directory, mode: 0o755, exclusive: false };
+    let new = New { kind: NewType::Directory, mode: 0o755, umask: 0, exclusive: false };
     let made = libfs.create(&Caller::ROOT, root, Name::new(name).expect("a good name"), &new);
     match made.expect("it is made or there") {
         Created::New(attributes, _) | Created::Existing(attributes) => attributes.inode,
@@ -153,7 +153,7 @@ fn cross(libfs: &LibFs, process: usize) {
     let names = [[&b"mine"[..], b"my folder"], [b"theirs", b"their folder"]][process];
     let [file, moved] = names.map(|name| Name::new(name).expect("a good name"));
     libfs.close(open(libfs, folders[0], file.bytes()));
-    let new = New { kind: NewType::Directory, mode: 0o755, exclusive: true };
+    let new = New { kind: NewType::Directory, mode: 0o755, umask: 0, exclusive: true };
     libfs.create(&Caller::ROOT, folders[0], moved, &new).expect("it is new");
     for name in [file, moved] {
         for _ in 0..CROSSINGS {

@@ -44,7 +44,7 @@ fn node() -> Arc<Node> {
 }
 
 fn create(libfs: &LibFs, parent: InodeNumber, name: &[u8], exclusive: bool) -> Result<Created, Error> {
-    let new = New { kind: NewType::Regular(Some(BOTH)), mode: 0o644, exclusive };
+    let new = New { kind: NewType::Regular(Some(BOTH)), mode: 0o644, umask: 0, exclusive };
     libfs.create(&Caller::ROOT, parent, Name::new(name).expect("a good name"), &new)
 }
 
@@ -195,7 +195,7 @@ fn one_file_moved_about_by_many_is_always_somewhere() {
     let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
     let root = libfs.root().expect("there is a root").inode;
     for name in [&b"x"[..], b"y"] {
-        let new = New { kind: NewType::Directory, mode: 0o755, exclusive: true };
+        let new = New { kind: NewType::Directory, mode: 0o755, umask: 0, exclusive: true };
         libfs.create(&Caller::ROOT, root, Name::new(name).expect("a good name"), &new).expect("it is new");
     }
     let (inode, handle) = open(&libfs, root, b"ball");

@@ -1,7 +1,43 @@
 //! Short sequences that once were answered differently, or that random ones meet seldom.
 
 /// Each with the reason why it is here.
-pub const SEQUENCES: [(&str, &str); 7] = [
+pub const SEQUENCES: [(&str, &str); 8] = [
+    (
+        "the set-group-id bit of a new file depends on the mode before the umask",
+        "library-1 mkdir . d 0777
+        library-1 chown . d 0 2000 0
+        library-1 chmod . d 02777
+        library-1 user 1000 1000 -
+        library-1 umask 077
+        library-1 open . d/l1 O_RDWR|O_CREAT 02775
+        library-1 stat . d/l1 0
+        library-1 mknod . d/l2 S_IFREG 02775
+        library-1 stat . d/l2 0
+        library-1 mkdir . d/l3 02775
+        library-1 stat . d/l3 0
+        library-1 open . d O_RDWR|O_TMPFILE 02775
+        library-1 fstat 4
+        library-1 umask 07
+        library-1 open . d/l4 O_RDWR|O_CREAT 02775
+        library-1 stat . d/l4 0
+        library-1 open . d/l5 O_RDWR|O_CREAT 02765
+        library-1 stat . d/l5 0
+        mount user 1000 1000 -
+        mount umask 077
+        mount open . d/m1 O_RDWR|O_CREAT 02775
+        mount stat . d/m1 0
+        mount mknod . d/m2 S_IFREG 02775
+        mount stat . d/m2 0
+        mount mkdir . d/m3 02775
+        mount stat . d/m3 0
+        mount open . d O_RDWR|O_TMPFILE 02775
+        mount fstat 4
+        mount umask 07
+        mount open . d/m4 O_RDWR|O_CREAT 02775
+        mount stat . d/m4 0
+        mount open . d/m5 O_RDWR|O_CREAT 02765
+        mount stat . d/m5 0",
+    ),
     (
         "an open file gets a name in a directory behind an absolute link",
         "library-1 mkdir . d 0777

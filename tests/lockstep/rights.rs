@@ -4,11 +4,10 @@
 use super::{Generator, MODES};
 use crate::run::PROCESSES;
 
-/// Modes in sequences about rights. To be removed when it is mended: none has 02010, because a mask that takes away the 010 has to
-/// be applied after the 02000 is taken away from those that may not set it.
-const RIGHTS: [&str; 14] = [
+/// Modes in sequences about rights.
+const RIGHTS: [&str; 17] = [
     "0644", "0600", "0666", "0660", "0640", "0606", "0066", "0444", "0222", "0770", "0777", "04777", "02664",
-    "0000",
+    "0000", "02775", "02710", "06777",
 ];
 /// Modes of directories in these.
 const DIRECTORY_RIGHTS: [&str; 14] = [

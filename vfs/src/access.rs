@@ -138,20 +138,25 @@ pub fn make(caller: &Caller, kind: &NewType<'_>) -> Result<()> {
     if device && !caller.is_root() { Err(Error::NotPermitted) } else { Ok(()) }
 }
 
-/// Group and permission bits of a new inode that is created with `mode`. In a set-group-id directory an inode gets
-/// the directory's group, a directory also gets the bit, and a file loses it if the bit would give the caller a
-/// foreign group.
-pub fn inherit(caller: &Caller, directory: &Attributes, file_type: FileType, mode: u32) -> (u32, u32) {
-    let mode = mode & 0o7777;
+/// Group and permission bits of a new inode that a call creates with `mode` under a umask. In a set-group-id directory
+/// an inode gets the directory's group, a directory also gets the bit, and a file loses it if the bit would give the
+/// caller a foreign group: by the mode before the umask, so also if the umask removes the group's execute permission.
+pub fn inherit(
+    caller: &Caller,
+    directory: &Attributes,
+    file_type: FileType,
+    (mode, umask): (u32, u32),
+) -> (u32, u32) {
+    let masked = mode & 0o7777 & !(umask & 0o777);
     if directory.mode & SET_GID == 0 {
-        return (caller.gid, mode);
+        return (caller.gid, masked);
     }
     if file_type == FileType::Directory {
-        return (directory.gid, mode | SET_GID);
+        return (directory.gid, masked | SET_GID);
     }
     let gives_group = mode & (SET_GID | GROUP_EXECUTE) == SET_GID | GROUP_EXECUTE;
     let foreign = !caller.in_group(directory.gid) && !caller.is_root();
-    (directory.gid, if gives_group && foreign { mode & !SET_GID } else { mode })
+    (directory.gid, if gives_group && foreign { masked & !SET_GID } else { masked })
 }
 
 /// Check for removing the entry of `victim` from `directory`: write permission first, then the sticky bit, then

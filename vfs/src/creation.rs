@@ -44,8 +44,11 @@ impl NewType<'_> {
 pub struct New<'a> {
     /// Type of the new inode.
     pub kind: NewType<'a>,
-    /// Permission bits (twelve), with the umask already applied.
+    /// Permission bits (twelve) that the call asked for.
     pub mode: u32,
+    /// Permission bits that the new inode does not get. [`crate::access::inherit`] applies them, because the
+    /// set-group-id bit depends on the mode before.
+    pub umask: u32,
     /// True: a name that exists is an error, `Exists`. False: the existing inode is returned, whatever its type,
     /// and even if the caller may not write to the directory.
     pub exclusive: bool,
@@ -56,8 +59,11 @@ pub struct New<'a> {
 pub struct NewUnnamed {
     /// Rights with which the file is opened, whatever its mode says.
     pub access: Access,
-    /// Permission bits (twelve), with the umask already applied.
+    /// Permission bits (twelve) that the call asked for.
     pub mode: u32,
+    /// Permission bits that the new inode does not get. [`crate::access::inherit`] applies them, because the
+    /// set-group-id bit depends on the mode before.
+    pub umask: u32,
     /// [`crate::Engine::link`] may give the file a name.
     pub linkable: bool,
 }

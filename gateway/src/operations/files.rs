@@ -139,6 +139,7 @@ impl Gateway {
         let new = New {
             kind: NewType::Regular(Some(access)),
             mode: fields.mode & 0o7777,
+            umask: 0,
             exclusive: has(fields.flags, libc::O_EXCL),
         };
         let directory = self.stamp(node(header));
@@ -199,7 +200,7 @@ impl Gateway {
         let fields: CreateIn = body.take()?;
         let (caller, access) = (caller(header), access_of(fields.flags));
         let linkable = !has(fields.flags, libc::O_EXCL);
-        let new = NewUnnamed { access, mode: fields.mode & 0o7777, linkable };
+        let new = NewUnnamed { access, mode: fields.mode & 0o7777, umask: 0, linkable };
         let (attributes, handle) = self.engine.create_unnamed(&caller, node(header), &new)?;
         let is_writer = self
             .count_writer(handle, &attributes, access)

@@ -1,4 +1,5 @@
-//! Names: lookup, creation, removal, renaming. The kernel has already applied the umask.
+//! Names: lookup, creation, removal, renaming. The kernel has already applied the umask, after it judged the set-group-id
+//! bit by the mode before (Linux 6.0 and later; earlier kernels judge by the mode after it, on all file systems).
 
 use crate::abi::{BatchForgetIn, Body, ForgetOne, InHeader, MkdirIn, MknodIn, Rename2In};
 use crate::callers::caller;
@@ -147,7 +148,7 @@ impl Gateway {
         mode: u32,
         reply: &mut Reply,
     ) -> Result<Answer, Error> {
-        let new = New { kind, mode: mode & 0o7777, exclusive: true };
+        let new = New { kind, mode: mode & 0o7777, umask: 0, exclusive: true };
         let directory = self.stamp(node(header));
         match self.engine.create(&caller(header), node(header), name(bytes)?, &new)? {
             Created::New(attributes, _) => {

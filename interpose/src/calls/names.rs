@@ -21,25 +21,21 @@ fn make(call: &Call, argument: PathArgument, new: New<'_>) -> Answer {
     })
 }
 
-fn less_umask(mode: u64) -> u32 {
-    mode as u32 & !paths::umask()
-}
-
 /// `mkdir`
 pub fn mkdir(call: &Call) -> Answer {
-    make(call, path(0), New::Directory(less_umask(call.arguments[1])))
+    make(call, path(0), New::Directory(call.arguments[1] as u32))
 }
 
 /// `mkdirat`
 pub fn mkdirat(call: &Call) -> Answer {
-    make(call, at(0, 1), New::Directory(less_umask(call.arguments[2])))
+    make(call, at(0, 1), New::Directory(call.arguments[2] as u32))
 }
 
 /// Creates a node. Linux checks the type before it reads the path.
 fn make_node(call: &Call, argument: PathArgument, mode: u64, device: u64) -> Answer {
     match mode as u32 & libc::S_IFMT {
         0 | libc::S_IFREG | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFSOCK => {
-            make(call, argument, New::Node(less_umask(mode), device))
+            make(call, argument, New::Node(mode as u32, device))
         }
         libc::S_IFDIR => Err(Errno(libc::EPERM).into()),
         _ => Err(Errno(libc::EINVAL).into()),

@@ -104,7 +104,7 @@ fn open_path(call: &Call, argument: PathArgument, how: How) -> Answer {
     how.check()?;
     let argument = how.argument(argument);
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
-    let mode = if creates { how.mode & 0o7777 & !paths::umask() } else { 0 };
+    let mode = if creates { how.mode & 0o7777 } else { 0 };
     let opened = numbered(&how, |number| {
         paths::serve(call, argument, |target| {
             let handle = match target {
@@ -246,7 +246,7 @@ pub fn openat2(call: &Call) -> Answer {
         return Err(Errno(libc::ENOENT).into());
     }
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
-    let mode = if creates { how.mode & 0o7777 & !paths::umask() } else { 0 };
+    let mode = if creates { how.mode & 0o7777 } else { 0 };
     numbered(&how, |number| {
         let place = MountPath { dir: Some(base.handle()), path: &path };
         Ok(number(mount().open(place, how.flags, mode, how.resolve)?)?)

@@ -36,7 +36,7 @@ impl Mount for Tree {
     fn open(&self, place: MountPath<'_>, flags: i32, mode: u32, resolve: u64) -> Result<Handle> {
         let base = place.dir.as_ref().map_or(&b""[..], |dir| &open_of(dir).path);
         let path = joined(base, place.path);
-        let client = self.client()?;
+        let client = self.client_that_creates()?;
         // The slot comes first: without one, the file is neither opened nor created.
         let state = slots::FileSlot::take()?;
         let restriction = Restriction {
@@ -55,7 +55,7 @@ impl Mount for Tree {
     }
 
     fn reopen(&self, file: Handle, flags: i32, mode: u32) -> Result<Handle> {
-        let client = self.client()?;
+        let client = self.client_that_creates()?;
         let state = slots::FileSlot::take()?;
         let opened = self.file(&file).and_then(|file| client.reopen(file, flags, mode).map_err(stop_of));
         let opened = opened.inspect_err(|_| state.give_back())?;
@@ -235,7 +235,7 @@ impl Mount for Tree {
     }
 
     fn make(&self, place: MountPath<'_>, new: New<'_>) -> Result<()> {
-        let (vfs, place) = (self.client()?, self.place(&place)?);
+        let (vfs, place) = (self.client_that_creates()?, self.place(&place)?);
         match new {
             New::Directory(mode) => vfs.mkdir(place, mode),
             New::Node(mode, device) => vfs.mknod(place, mode, device),

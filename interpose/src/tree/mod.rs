@@ -171,6 +171,13 @@ impl Tree {
         self.attach()
     }
 
+    /// The same for a call that may create a file: with the umask of the process now.
+    fn client_that_creates(&self) -> Result<&Vfs<LibFs>> {
+        let client = self.client()?;
+        client.set_umask(crate::paths::umask());
+        Ok(client)
+    }
+
     /// Attaches and opens all inherited files; or continues as another user. One thread at a time does this.
     #[cold]
     fn attach(&self) -> Result<&Vfs<LibFs>> {
@@ -234,7 +241,6 @@ impl Tree {
         let now = user::credentials();
         let vfs = Vfs::new(Arc::new(libfs), now.0.clone(), owner).map_err(errno_of)?;
         let vfs = vfs.protected_by(protections);
-        vfs.umask(0);
         user::tell_real(&vfs, now);
         Ok(Client { vfs, owner: (inherited != 0).then_some(owner) })
     }

@@ -96,7 +96,7 @@ impl Files {
     fn open(libfs: LibFs) -> vfs::engine::Result<Self> {
         let root = libfs.root()?.inode;
         let make = |name: &str, kind| {
-            let new = New { kind, mode: 0o755, exclusive: false };
+            let new = New { kind, mode: 0o755, umask: 0, exclusive: false };
             libfs.create(&Caller::ROOT, root, Name::new(name.as_bytes()).expect("a good name"), &new)
         };
         let folder = make("d", NewType::Directory)?;
@@ -152,7 +152,7 @@ impl Files {
         if is_file(number) {
             let name = format!("{program}.{number}");
             let name = Name::new(name.as_bytes()).expect("a good name");
-            let new = New { kind: NewType::Regular(None), mode: 0o644, exclusive: true };
+            let new = New { kind: NewType::Regular(None), mode: 0o644, umask: 0, exclusive: true };
             let made = self.libfs.create(&Caller::ROOT, self.folder, name, &new)?;
             self.libfs.forget(&[inode_of(&made)]);
             return Ok(());

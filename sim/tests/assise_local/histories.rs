@@ -158,7 +158,7 @@ fn name(text: &'static str) -> Name<'static> {
 /// Makes the folders.
 pub fn make_folders(engine: &dyn Engine) -> Vec<InodeNumber> {
     let root = engine.root().expect("there is a root").inode;
-    let new = New { kind: NewType::Directory, mode: 0o755, exclusive: true };
+    let new = New { kind: NewType::Directory, mode: 0o755, umask: 0, exclusive: true };
     let made = FOLDERS.map(|folder| engine.create(&Caller::ROOT, root, name(folder), &new));
     made.into_iter()
         .map(|made| match made.expect("it is new") {
@@ -295,7 +295,7 @@ impl Program {
     fn create(&mut self, folder: bool) -> Result<(), Error> {
         let at = self.place();
         let kind = if folder { NewType::Directory } else { NewType::Regular(Some(BOTH)) };
-        let new = New { kind, mode: if folder { 0o755 } else { 0o644 }, exclusive: folder };
+        let new = New { kind, mode: if folder { 0o755 } else { 0o644 }, umask: 0, exclusive: folder };
         let mut created = None;
         self.change(Change::Create { at, folder, inode: InodeNumber::NONE }, |engine| {
             let result = engine.create(&Caller::ROOT, at.0, name(at.1), &new)?;
@@ -474,7 +474,7 @@ impl Oracle {
             Change::Create { at, folder, inode } => {
                 let (parent, child) = self.place(*at)?;
                 let kind = if *folder { NewType::Directory } else { NewType::Regular(Some(BOTH)) };
-                let new = New { kind, mode: if *folder { 0o755 } else { 0o644 }, exclusive: true };
+                let new = New { kind, mode: if *folder { 0o755 } else { 0o644 }, umask: 0, exclusive: true };
                 match model.create(&Caller::ROOT, parent, child, &new).map_err(failed)? {
                     Created::New(attributes, handle) => {
                         self.inodes.insert(*inode, attributes.inode);

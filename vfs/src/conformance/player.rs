@@ -80,7 +80,7 @@ impl<E: Engine> Player<E> {
                 self.vfs.set_caller(caller.clone(), caller);
             }
             Call::Umask(mask) => {
-                self.vfs.umask(*mask);
+                self.vfs.set_umask(*mask);
             }
             Call::Open { slot, path, flags, mode } => {
                 let file = self.vfs.open(self.place(path)?, *flags, *mode)?;

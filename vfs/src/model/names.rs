@@ -96,7 +96,7 @@ impl TreeState {
             return Err(Error::TooManyLinks);
         }
         let (number, above) = (self.inode_last.next(), if is_directory { parent } else { InodeNumber::NONE });
-        let inode = new_inode(number, caller, &directory, (&new.kind, new.mode), above, now);
+        let inode = new_inode(number, caller, &directory, (&new.kind, (new.mode, new.umask)), above, now);
         self.entries(parent).insert(name, number)?;
         self.inode_last = number;
         self.inodes.insert(number, inode);
@@ -127,7 +127,7 @@ impl TreeState {
         let above = if new.linkable { parent } else { InodeNumber::NONE };
         let number = self.inode_last.next();
         let kind = NewType::Regular(None);
-        let mut inode = new_inode(number, caller, &directory, (&kind, new.mode), above, now);
+        let mut inode = new_inode(number, caller, &directory, (&kind, (new.mode, new.umask)), above, now);
         inode.attributes.links = 0;
         self.inode_last = number;
         self.inodes.insert(number, inode);
@@ -249,7 +249,7 @@ impl TreeState {
     ) -> Result<()> {
         let (number, kind) = (self.inode_last.next(), NewType::CharacterDevice(0));
         let directory = self.attributes(parent);
-        let inode = new_inode(number, caller, &directory, (&kind, 0), InodeNumber::NONE, now);
+        let inode = new_inode(number, caller, &directory, (&kind, (0, 0)), InodeNumber::NONE, now);
         self.entries(parent).insert(name, number)?;
         self.inode_last = number;
         self.inodes.insert(number, inode);
@@ -369,7 +369,7 @@ fn new_inode(
     number: InodeNumber,
     caller: &Caller,
     directory: &Attributes,
-    (kind, mode): (&NewType<'_>, u32),
+    (kind, mode): (&NewType<'_>, (u32, u32)),
     parent: InodeNumber,
     now: i64,
 ) -> Inode {

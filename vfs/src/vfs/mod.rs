@@ -25,7 +25,7 @@ use crate::path::{Base, Last, Outcome, PATH_BYTES_MAX, Place, Stop, Walker};
 use crate::protections::Protections;
 use format::record::FileType;
 use format::{InodeNumber, Name};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Limit of the resolutions of a path in one call. The target may be removed each time before it is used: a process
@@ -38,7 +38,6 @@ struct Process {
     caller: Arc<Caller>,
     /// The real ids, for `access`.
     real: Arc<Caller>,
-    umask: u32,
     /// Working directory; pinned.
     cwd: InodeNumber,
 }
@@ -53,6 +52,8 @@ pub struct Vfs<E: Engine> {
     first: Arc<Caller>,
     changed: AtomicBool,
     process: RwLock<Process>,
+    /// Apart from the others, because every call that creates may set it first.
+    umask: AtomicU32,
     /// The settings of the machine about links and shared directories; asked for only if the answer may matter.
     protections: fn() -> Protections,
 }
@@ -68,10 +69,11 @@ impl<E: Engine> Vfs<E> {
         let root = engine.root()?.inode;
         let cwd = engine.root()?.inode;
         let caller = Arc::new(caller);
-        let process = Process { caller: caller.clone(), real: caller.clone(), umask: 0o022, cwd };
+        let process = Process { caller: caller.clone(), real: caller.clone(), cwd };
         let (changed, process) = (AtomicBool::new(false), RwLock::new(process));
         let protections = || Protections::NONE;
-        Ok(Self { engine, root, owner, first: caller, changed, process, protections })
+        let umask = AtomicU32::new(0o022);
+        Ok(Self { engine, root, owner, first: caller, changed, process, umask, protections })
     }
 
     /// The same view under the settings of a machine.
@@ -115,9 +117,14 @@ impl<E: Engine> Vfs<E> {
         self.process(|process| process.caller.clone())
     }
 
-    /// Sets the umask and returns the previous one.
-    pub fn umask(&self, mask: u32) -> u32 {
-        self.process_mut(|process| std::mem::replace(&mut process.umask, mask & 0o777))
+    /// Sets the umask.
+    pub fn set_umask(&self, mask: u32) {
+        // Relaxed, here and below: no other data depends on it.
+        self.umask.store(mask & 0o777, Ordering::Relaxed);
+    }
+
+    fn current_umask(&self) -> u32 {
+        self.umask.load(Ordering::Relaxed)
     }
 
     /// Changes the working directory.

@@ -18,8 +18,8 @@ impl<E: Engine> Vfs<E> {
     /// # Errors
     /// Those of paths and of [`Engine::create`].
     pub fn mkdir(&self, place: Place<'_>, mode: u32) -> Outcome<()> {
-        let mode = mode & DIRECTORY_MODE & !self.process(|process| process.umask);
-        let new = New { kind: NewType::Directory, mode, exclusive: true };
+        let (mode, umask) = (mode & DIRECTORY_MODE, self.current_umask());
+        let new = New { kind: NewType::Directory, mode, umask, exclusive: true };
         self.make(place, &new)
     }
 
@@ -37,8 +37,8 @@ impl<E: Engine> Vfs<E> {
             libc::S_IFDIR => return failed(Error::NotPermitted),
             _ => return failed(Error::Invalid),
         };
-        let mode = mode & 0o7777 & !self.process(|process| process.umask);
-        self.make(place, &New { kind, mode, exclusive: true })
+        let (mode, umask) = (mode & 0o7777, self.current_umask());
+        self.make(place, &New { kind, mode, umask, exclusive: true })
     }
 
     /// `symlinkat`
@@ -52,7 +52,7 @@ impl<E: Engine> Vfs<E> {
         if target.len() > SYMLINK_BYTES_MAX {
             return failed(Error::NameTooLong);
         }
-        self.make(place, &New { kind: NewType::Symlink(target), mode: 0o777, exclusive: true })
+        self.make(place, &New { kind: NewType::Symlink(target), mode: 0o777, umask: 0, exclusive: true })
     }
 
     /// `readlinkat`: returns the whole target. An empty path reads the link that was opened with `O_PATH`.

@@ -67,7 +67,6 @@ impl<E: Engine> Vfs<E> {
         self.walking(&caller, place, |walker| {
             walker.restrict(restriction);
             if how.has(libc::O_CREAT) {
-                let mode = mode & 0o7777 & !self.process(|process| process.umask);
                 return self.open_or_create(walker, &caller, place.path, &how, mode);
             }
             let attributes = walker.walk_to_end(place.path, !how.has(libc::O_NOFOLLOW))?;
@@ -108,8 +107,8 @@ impl<E: Engine> Vfs<E> {
         if !how.has(TMPFILE) {
             return self.open_node(walker, caller, attributes, how);
         }
-        let mode = mode & 0o7777 & !self.process(|process| process.umask);
-        let new = NewUnnamed { access: how.access, mode, linkable: !how.has(libc::O_EXCL) };
+        let (mode, umask) = (mode & 0o7777, self.current_umask());
+        let new = NewUnnamed { access: how.access, mode, umask, linkable: !how.has(libc::O_EXCL) };
         let (attributes, handle) = self.engine.create_unnamed(caller, attributes.inode, &new)?;
         Ok(file(&attributes, Some(handle), how))
     }
@@ -169,7 +168,8 @@ impl<E: Engine> Vfs<E> {
                 }
                 return Err(if exclusive { Error::Exists } else { Error::IsDirectory }.into());
             };
-            let new = New { kind: NewType::Regular(Some(how.access)), mode, exclusive };
+            let (mode, umask) = (mode & 0o7777, self.current_umask());
+            let new = New { kind: NewType::Regular(Some(how.access)), mode, umask, exclusive };
             let existing = match self.engine.create(caller, walker.at(), name, &new)? {
                 Created::New(attributes, handle) => return Ok(file(&attributes, handle, how)),
                 Created::Existing(attributes) => attributes,

@@ -57,7 +57,7 @@ impl State {
         let cookie = self.free_cookie(directory, name)?;
         let (inode, lease) = self.draw_inode()?;
         let target: &[u8] = if let NewType::Symlink(target) = new.kind { target } else { &[] };
-        let body = create_body(caller, &above, (&new.kind, new.mode), name.bytes(), target);
+        let body = create_body(caller, &above, (&new.kind, (new.mode, new.umask)), name.bytes(), target);
         let time_ns = self.time(&[directory]);
         let header = records::create(inode, (parent, cookie), &body, time_ns);
         let payload = [Source::from(body.as_bytes()), Source::from(name.bytes()), Source::from(target)];
@@ -94,7 +94,7 @@ impl State {
         self.hold(directory, LEASE_WRITE)?;
         self.check_files()?;
         let (inode, lease) = self.draw_inode()?;
-        let body = create_body(caller, &above, (&NewType::Regular(None), new.mode), &[], &[]);
+        let body = create_body(caller, &above, (&NewType::Regular(None), (new.mode, new.umask)), &[], &[]);
         let time_ns = self.time(&[directory]);
         let header = records::create_unnamed(inode, parent, new.linkable, time_ns);
         let mut opened = None;
@@ -261,7 +261,7 @@ impl State {
             return self.rename_record(old, new, (moved, replaced), exchange, None);
         }
         let (inode, lease) = self.draw_inode()?;
-        let kind = (&NewType::CharacterDevice(0), 0);
+        let kind = (&NewType::CharacterDevice(0), (0, 0));
         let device = create_body(caller, &self.attributes(from_directory), kind, &[], &[]);
         let whiteout = WhiteoutBody { inode, uid: device.uid, gid: device.gid };
         self.rename_record(old, new, (moved, replaced), false, Some((whiteout, &device, lease)))
@@ -479,7 +479,7 @@ impl State {
 fn create_body(
     caller: &Caller,
     directory: &Attributes,
-    (kind, mode): (&NewType<'_>, u32),
+    (kind, mode): (&NewType<'_>, (u32, u32)),
     name: &[u8],
     target: &[u8],
 ) -> CreateBody {

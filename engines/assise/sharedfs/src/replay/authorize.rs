@@ -212,7 +212,8 @@ impl Judge<'_> {
         }
         let caller = &self.log.caller;
         let file_type = FileType::of_mode(mode).ok_or(Refusal::Inheritance)?;
-        let expected = access::inherit(caller, directory, file_type, mode & 0o7777);
+        // The record has the mode that the client computed, so a umask has been applied.
+        let expected = access::inherit(caller, directory, file_type, (mode & 0o7777, 0));
         let as_expected = uid == caller.uid && (gid, mode & 0o7777) == expected;
         if as_expected || caller.is_root() { Ok(()) } else { Err(Refusal::Inheritance) }
     }

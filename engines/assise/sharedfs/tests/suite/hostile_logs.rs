@@ -286,7 +286,7 @@ impl Session<'_> {
         let Some(directory) = self.state.get(&parent) else { return };
         let asked = *self.draws.of(&[0o644, 0o600, 0o777, 0o6755]);
         let directory = attributes(parent, directory);
-        let (gid, mode) = access::inherit(&bob(), &directory, file_type, asked);
+        let (gid, mode) = access::inherit(&bob(), &directory, file_type, (asked, 0));
         if let (Op::Rename { .. }, Some(body)) = (&step.op, parts.get_mut(3)) {
             body[8..12].copy_from_slice(&BOB.to_le_bytes());
             body[12..16].copy_from_slice(&gid.to_le_bytes());
