@@ -6,6 +6,7 @@
 
 mod chain;
 mod cluster;
+mod cluster_lock;
 mod commands;
 mod daemon_lock;
 mod error;

@@ -4,6 +4,7 @@
 //! and must not find a folder into which it writes beside the tree.
 
 use crate::cluster::{Cluster, Node};
+use crate::cluster_lock::ClusterLock;
 use crate::error::{Error, Result};
 use crate::process::{Process, with_lock};
 use crate::say::quoted;
@@ -185,8 +186,15 @@ pub fn tidy(cluster: &Cluster, node: &Node) {
     if stand(cluster, node) != Stand::Other {
         return;
     }
-    let Ok(folder) = File::open(&cluster.dir) else { return };
-    if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
+    let at_once = (Duration::ZERO, Duration::ZERO);
+    if let Ok(Some(_alone)) = ClusterLock::within(&cluster.dir, at_once, || ()) {
+        remove(cluster, node);
+    }
+}
+
+/// The same for a caller that holds the cluster's lock.
+pub fn tidy_locked(cluster: &Cluster, node: &Node, _alone: &ClusterLock) {
+    if stand(cluster, node) == Stand::Other {
         remove(cluster, node);
     }
 }

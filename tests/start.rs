@@ -14,6 +14,7 @@ use prefix::Random;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 /// A library with which a process that is to be a daemon waits, before its first step, for as long as a file is there.
 const WAITS: &str = r#"
@@ -236,6 +237,73 @@ fn nodes_that_are_started_ended_and_killed_at_once_serve_afterwards() {
             });
         }
     }
+}
+
+/// A process of the cluster of several nodes that is there once its start has got so far.
+const STEPS: [&str; 4] =
+    ["manager-keeper.pid", "node-1/keeper.pid", "node-2/keeper.pid", "node-3/keeper.pid"];
+
+/// The processes of a cluster that `hearth down` ends.
+fn all_processes_of(dir: &str) -> Vec<i32> {
+    let is_one = |pid: &i32| {
+        let text = of_process(*pid, "cmdline");
+        let words: Vec<_> = text.split('\0').collect();
+        words.len() > 1 && ["serve", "daemon", "manager"].contains(&words[1]) && words.contains(&dir)
+    };
+    processes().filter(is_one).collect()
+}
+
+/// Begins to start the nodes, in a process of its own, and waits until it got as far as this step.
+fn up_until(node: &Node, step: &str) -> Child {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "120", &node.program(), "up", "--dir", node.dir()]);
+    let up = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until(step, || node.dir.path().join(step).exists());
+    up
+}
+
+/// A `hearth down` beside a `hearth up` leaves no daemon without a manager: all nodes are up, or none.
+#[test]
+fn a_cluster_that_is_started_and_ended_at_once_is_whole_or_down() {
+    let node = Node::of_nodes_with(3, 1000, 600);
+    for step in STEPS {
+        node.hearth(&["down"]).expect_success();
+        let mut up = up_until(&node, step);
+        let down = node.hearth(&["down"]);
+        let up = up.wait().unwrap();
+        down.expect_success();
+        // `up` had the lock first. A spare daemon ends by itself, soon after its keeper.
+        until(&format!("nothing is left of a start that got to {step}"), || {
+            !all_processes_of(node.dir()).into_iter().any(lives)
+        });
+        // It says that no node leads, unless one did for a moment.
+        assert!(matches!(up.code(), Some(0 | 2)), "{step}: {up:?}");
+        let status = node.hearth(&["status"]);
+        assert!(!status.status.success(), "{status:?}");
+    }
+    node.hearth(&["up"]).expect_success();
+}
+
+#[test]
+fn a_hard_end_ends_a_start_that_hangs() {
+    let node = Node::of_nodes_with(2, 1000, 600);
+    node.hearth(&["down"]).expect_success();
+    let mut up = up_until(&node, "node-1/keeper.pid");
+    // `timeout` runs it as a child.
+    let is_up = |pid: &i32| {
+        let text = of_process(*pid, "cmdline");
+        let words: Vec<_> = text.split('\0').collect();
+        words.len() > 1 && words[1] == "up" && words.contains(&node.dir())
+    };
+    let starter = processes().find(is_up).unwrap();
+    kill_process(Pid::from_raw(starter).unwrap(), Signal::STOP).unwrap();
+    let down = node.hearth(&["down", "--hard"]);
+    down.expect_success();
+    let said = String::from_utf8_lossy(&down.stderr);
+    assert!(said.contains(&format!("killing process {starter}, which starts or ends nodes")), "{said}");
+    assert!(!up.wait().unwrap().success());
+    until("nothing is left", || !all_processes_of(node.dir()).into_iter().any(lives));
+    node.hearth(&["up"]).expect_success();
 }
 
 fn has_open(pid: i32, file: &Path) -> bool {

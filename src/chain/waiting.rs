@@ -97,6 +97,12 @@ pub fn until_in_sync(cluster: &Cluster) -> Result<&Node> {
     cluster.node(leader)
 }
 
+/// No node answers, and none has a keeper.
+fn all_are_down(cluster: &Cluster, parts: &Parts) -> bool {
+    let is_down = |node: &Node| Process::load(&cluster.keeper_pid_file(node)).is_none();
+    parts.none_answers() && cluster.settings.nodes.iter().all(is_down)
+}
+
 fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
     let begin = SystemHost.now();
     loop {
@@ -108,6 +114,9 @@ fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
                 if all && !told.mounting || waited >= IN_SYNC {
                     return Ok((leader, told.clone()));
                 }
+            }
+            _ if all_are_down(cluster, &parts) => {
+                return Err(Error::new("no node leads: all nodes were ended meanwhile"));
             }
             _ if waited >= LEADS => {
                 return Err(Error::new(format!("no node leads: {}", parts.waits().join("; "))));
@@ -126,8 +135,7 @@ pub fn until_any_leads(cluster: &Cluster, patience: Duration) -> Parts {
     loop {
         let parts = Parts::ask(cluster);
         let waited = SystemHost.now().since(begin);
-        let is_down = |node: &Node| Process::load(&cluster.keeper_pid_file(node)).is_none();
-        let all_down = parts.none_answers() && cluster.settings.nodes.iter().all(is_down);
+        let all_down = all_are_down(cluster, &parts);
         if parts.leader().is_some() || parts.are_forbidden() || all_down || waited >= patience {
             return parts;
         }

@@ -4,6 +4,7 @@ use super::Down;
 use super::mount::{UnmountResult, take_away, take_away_killed};
 use crate::chain::{self, waiting::Parts};
 use crate::cluster::{Cluster, Node};
+use crate::cluster_lock::{self, ClusterLock};
 use crate::daemon_lock;
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
@@ -18,11 +19,23 @@ use std::time::Duration;
 const ORDERLY: Duration = Duration::from_secs(60);
 /// How long an orderly end may take before it is said what is waited for.
 pub(super) const NOTICE: Duration = Duration::from_secs(3);
+/// How long a command that starts or ends nodes is waited for.
+const OTHERS: Duration = Duration::from_secs(60);
+/// How many such commands are killed, if one follows the other.
+const HOLDERS_MAX: u32 = 8;
 /// The kernel frees the memory of a killed process.
 const KILLED: Duration = Duration::from_secs(30);
 
 pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
-    let cluster = arguments.place.cluster()?;
+    let mut cluster = arguments.place.cluster()?;
+    let alone = match arguments.node {
+        Some(_) => None,
+        None => Some(alone(&cluster, arguments.hard)?),
+    };
+    if alone.is_some() {
+        // The holder of the lock may have added nodes.
+        cluster = arguments.place.cluster()?;
+    }
     let nodes: Vec<&Node> = match arguments.node {
         Some(number) => vec![cluster.node(number)?],
         None => in_order(&cluster, arguments.hard),
@@ -34,6 +47,9 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
             if arguments.hard { Ok(UnmountResult::Nothing) } else { take_away(&cluster, node, false) };
         let stopped = stop(&cluster, node, arguments.hard)?;
         cluster.remove_socket_folder(node);
+        if let Some(alone) = &alone {
+            mountpoint::tidy_locked(&cluster, node, alone);
+        }
         if let Some(stays) =
             mount.map_or_else(|why| Some(why.to_string()), |taken| stays(&cluster, node, &taken))
         {
@@ -53,6 +69,44 @@ pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
         return Err(Error::new("nothing was running"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Keeps other commands from starting nodes, and from ending them, while all nodes and the manager end. By force, it kills the
+/// command that has not let go of the lock after [`NOTICE`], as a power cut does.
+fn alone(cluster: &Cluster, hard: bool) -> Result<ClusterLock> {
+    let dir = &cluster.dir;
+    if !hard {
+        let tell = || {
+            say::aside(format_args!(
+                "hearth: waiting for {}, which starts or ends nodes of this cluster; {}",
+                cluster_lock::holder(dir),
+                self::hard(cluster)
+            ));
+        };
+        let lock = ClusterLock::within(dir, (NOTICE, OTHERS), tell)?;
+        return lock.ok_or_else(|| {
+            Error::new(format!(
+                "{}, which starts or ends nodes of this cluster, did not end within {} s, so no node was ended: {}",
+                cluster_lock::holder(dir),
+                OTHERS.as_secs(),
+                self::hard(cluster)
+            ))
+        });
+    }
+    for _ in 0..HOLDERS_MAX {
+        if let Some(lock) = ClusterLock::within(dir, (NOTICE, NOTICE), || ())? {
+            return Ok(lock);
+        }
+        for holder in cluster_lock::holders(dir) {
+            say::aside(format_args!(
+                "hearth: killing process {}, which starts or ends nodes of this cluster",
+                holder.pid()
+            ));
+            holder.end(Signal::KILL, KILLED)?;
+        }
+    }
+    let holder = cluster_lock::holder(dir);
+    Err(Error::new(format!("{holder} holds the lock of {}: no node was ended", dir.display())))
 }
 
 /// All nodes, in the order in which they end: the one that leads last, else another one would take its place.

@@ -2,10 +2,11 @@
 
 use super::down::{NOTICE, takes_nothing, tell_waiting};
 use super::run::LIBRARY;
-use super::up::{alone, say_ready, wait_until_ready};
+use super::up::{say_ready, wait_until_ready};
 use super::{Mount, Umount, standby};
 use crate::chain::waiting::Parts;
 use crate::cluster::{Cluster, Node};
+use crate::cluster_lock::ClusterLock;
 use crate::error::{Error, Result};
 use crate::mapped::{Outcome, Programs};
 use crate::mountpoint::{self, Stand, ends_file, gateway_file};
@@ -57,8 +58,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         say::line(format_args!("node {} is mounted already (process {})", node.number, process.pid()));
         return Ok(ExitCode::SUCCESS);
     }
-    let runs = |file: &Path| Process::load(file).is_some();
-    if !runs(&cluster.keeper_pid_file(node)) && !runs(&cluster.pid_file(node)) {
+    if !is_up(&cluster, node) {
         return Err(Error::new(format!(
             "node {} is down, so there is nothing to mount: hearth start --dir {} brings it back",
             node.number,
@@ -264,6 +264,12 @@ fn limits() -> Limits {
     Limits { nodes: 1 << 14, entries: 1 << 16, ..Limits::default() }
 }
 
+/// Whether a node has a keeper, or a daemon.
+fn is_up(cluster: &Cluster, node: &Node) -> bool {
+    let files = [cluster.keeper_pid_file(node), cluster.pid_file(node)];
+    files.iter().any(|file| Process::load(file).is_some())
+}
+
 /// Makes the folder and mounts there; others who would remove it again wait meanwhile.
 fn place(
     cluster: &Cluster,
@@ -273,7 +279,11 @@ fn place(
     lock: File,
 ) -> Result<Mounted> {
     let tree = cluster.tree(node);
-    let _alone = alone(&cluster.dir)?;
+    let _alone = ClusterLock::wait(&cluster.dir)?;
+    // A command that held the lock may have ended the node.
+    if !is_up(cluster, node) {
+        return Err(Error::new(format!("node {} was ended meanwhile", node.number)));
+    }
     mountpoint::make(cluster, node)?;
     // Before the mount is there: a mount without this file is one whose gateway is gone.
     Process::this()?.save(&gateway_file(cluster, node))?;

@@ -5,6 +5,7 @@ use super::{OneNode, Up, mount};
 use crate::chain::settings::{ChainSettings, PoolShape};
 use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
+use crate::cluster_lock::ClusterLock;
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::making::CreatedFiles;
@@ -13,7 +14,7 @@ use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
-use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::fs::statvfs;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -45,7 +46,7 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     let capacity_bytes = capacity_bytes(arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT))?;
     let mut made = CreatedFiles::default();
     made.shared(&dir)?;
-    let alone = alone(&dir)?;
+    let alone = ClusterLock::wait(&dir)?;
     let cluster = if dir.join("hearth.toml").exists() {
         let mut cluster = Cluster::open(&dir)?;
         agree(&cluster, arguments)?;
@@ -189,7 +190,7 @@ impl NotStarted {
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let cluster = arguments.place.cluster()?;
-    let alone = alone(&cluster.dir)?;
+    let alone = ClusterLock::wait(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
     chain::manager::start(&cluster)?;
     look_at_tree(&cluster, node);
@@ -227,16 +228,6 @@ fn capacity_bytes(mib: u64) -> Result<u64> {
         return Err(Error::new(format!("a pool holds {least} to {most} MiB, not {mib}")));
     }
     Ok(mib << 20)
-}
-
-/// Keeps others from starting nodes of the same cluster, for as long as it is held; waits for another holder.
-pub(super) fn alone(dir: &Path) -> Result<fs::File> {
-    let folder = fs::File::open(dir).map_err(Error::at("open", dir))?;
-    if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
-        say::aside("hearth: waiting for another hearth that starts a node of this cluster");
-        flock(&folder, FlockOperation::LockExclusive).map_err(Error::at("lock", dir))?;
-    }
-    Ok(folder)
 }
 
 /// The settings of an existing cluster stay: another choice now would be silently ignored.
