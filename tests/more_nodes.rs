@@ -128,3 +128,27 @@ fn an_fsync_waits_while_there_are_fewer_copies_than_there_have_to_be() {
     job.expect("done");
     until_in_sync(&node, leader, &[1, 2]);
 }
+
+/// The node with the newest data comes back with a new pool: no other node may lead, and `up` says so before it gives up.
+#[test]
+fn a_start_says_for_which_node_it_waits() {
+    let node = Node::several_with(2, 1000, 600);
+    node.hearth(&["down", "--node", "2"]);
+    until_in_sync(&node, 1, &[1]);
+    node.hearth(&["down", "--hard"]);
+    let pool = std::fs::canonicalize(format!("{}/node-1/pool", node.dir())).unwrap();
+    std::fs::remove_dir_all(pool).unwrap();
+    let said = format!("{}/said", node.dir());
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "120", env!("CARGO_BIN_EXE_hearth"), "up", "--dir", node.dir()]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&said).unwrap());
+    let mut up = command.spawn().unwrap();
+    until("it says for which node it waits", || {
+        let said = std::fs::read_to_string(&said).unwrap();
+        assert!(up.try_wait().unwrap().is_none(), "it waits: {said}");
+        said.contains("hearth: waiting until a node leads, at most 60 s")
+            && said.contains("only node 1 has all acknowledged data")
+    });
+    up.kill().unwrap();
+    up.wait().unwrap();
+}

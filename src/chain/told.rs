@@ -133,6 +133,17 @@ impl ChainStatus {
         }
     }
 
+    /// The events for which a command that starts nodes waits while this node leads, as the end of a sentence.
+    pub fn waits_for(&self, own: u32) -> String {
+        let copies = self.copies.iter().filter(|copy| !copy.in_sync);
+        let mut waits: Vec<String> =
+            copies.map(|copy| format!("until node {} is in sync ({})", copy.node, copy.lack())).collect();
+        if self.mounting {
+            waits.push(format!("until node {own} is mounted"));
+        }
+        if waits.is_empty() { "until all nodes are in sync".to_owned() } else { waits.join(", ") }
+    }
+
     fn too_few(&self) -> Option<String> {
         let (have, wanted) = (self.in_sync.len(), self.min_copies);
         (have < wanted as usize).then(|| {

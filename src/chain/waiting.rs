@@ -14,10 +14,13 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(20);
 /// The same where the answer is expected at any moment.
 const LOOK_SOON: Duration = Duration::from_millis(2);
-/// How long a node may take to lead before it is said what is waited for.
+/// How long a node may take to lead, with the recovery of its pool. A command that has waited so long for it fails, and gives the
+/// reason.
 const LEADS: Duration = Duration::from_secs(60);
 /// How long a program waits for a node that leads before that is said.
 const NOTICE: Duration = Duration::from_secs(1);
+/// How long a command that starts nodes waits before it says for what, and before it says something else.
+const NOTICE_OF_UP: Duration = Duration::from_secs(3);
 /// How long the others may take to be in sync, and the mount to be there, before that is said.
 const IN_SYNC: Duration = Duration::from_secs(10);
 
@@ -97,6 +100,25 @@ pub fn until_in_sync(cluster: &Cluster) -> Result<&Node> {
     cluster.node(leader)
 }
 
+/// Sentences about a wait: the first after [`NOTICE_OF_UP`], and another one that much later if the reason is another one.
+#[derive(Default)]
+struct Notices {
+    last: Option<(Duration, String)>,
+}
+
+impl Notices {
+    fn tell(&mut self, waited: Duration, reason: impl FnOnce() -> String) {
+        if waited < self.last.as_ref().map_or(Duration::ZERO, |(at, _)| *at) + NOTICE_OF_UP {
+            return;
+        }
+        let reason = reason();
+        if self.last.as_ref().is_none_or(|(_, last)| *last != reason) {
+            say::aside(format_args!("hearth: waiting {reason}"));
+        }
+        self.last = Some((waited, reason));
+    }
+}
+
 /// No node answers, and none has a keeper.
 fn all_are_down(cluster: &Cluster, parts: &Parts) -> bool {
     let is_down = |node: &Node| Process::load(&cluster.keeper_pid_file(node)).is_none();
@@ -105,6 +127,7 @@ fn all_are_down(cluster: &Cluster, parts: &Parts) -> bool {
 
 fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
     let begin = SystemHost.now();
+    let mut notices = Notices::default();
     loop {
         let parts = Parts::ask(cluster);
         let waited = SystemHost.now().since(begin);
@@ -114,14 +137,20 @@ fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
                 if all && !told.mounting || waited >= IN_SYNC {
                     return Ok((leader, told.clone()));
                 }
+                notices.tell(waited, || told.waits_for(leader));
             }
             _ if all_are_down(cluster, &parts) => {
                 return Err(Error::new("no node leads: all nodes were ended meanwhile"));
             }
             _ if waited >= LEADS => {
-                return Err(Error::new(format!("no node leads: {}", parts.waits().join("; "))));
+                let waits = parts.waits().join("; ");
+                return Err(Error::new(format!("no node leads after {} s: {waits}", LEADS.as_secs())));
             }
-            _ => {}
+            _ => notices.tell(waited, || {
+                let waits = parts.waits();
+                let why = if waits.is_empty() { String::new() } else { format!(": {}", waits.join("; ")) };
+                format!("until a node leads, at most {} s{why}", LEADS.as_secs())
+            }),
         }
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
     }
