@@ -152,3 +152,49 @@ fn a_start_says_for_which_node_it_waits() {
     up.kill().unwrap();
     up.wait().unwrap();
 }
+
+/// A copy is away while nearly all files of a nearly full tree are replaced. Its pool has no room for the old and the new ones.
+/// `status` names the remedy, after which the node is a copy again.
+#[test]
+fn a_copy_whose_pool_has_no_room_for_the_new_tree_says_how_to_get_it() {
+    for medium in ["memory", "file"] {
+        let node = Node::several_on(medium, 2, 4000, 2500);
+        let fill = |round: u32| {
+            for file in 0..6 {
+                let script = format!(
+                    "rm -f $T/f{file}; sync; head -c 9000000 /dev/urandom > $T/f{file}; sync $T/f{file}"
+                );
+                sh(&node, 1, &format!("{script}; : round {round}"));
+            }
+        };
+        fill(0);
+        until_in_sync(&node, 1, &[1, 2]);
+        node.hearth(&["down", "--node", "2"]);
+        (1..3).for_each(fill);
+        node.hearth(&["start", "--node", "2"]);
+        let folder = |name: &str| format!("{}/node-2/{name}", node.dir());
+        let pool = std::fs::canonicalize(folder("pool")).unwrap();
+        let named = format!("remove all files in {}", pool.display());
+        until("status names the remedy", || {
+            let status = node.try_hearth(&["status"]);
+            let said = String::from_utf8_lossy(&status.stdout).into_owned();
+            assert!(!status.status.success(), "{said}");
+            let mark = said.contains(&format!(", and the file {}", folder("pool-made")));
+            said.contains("no room for its former tree")
+                && said.contains(&named)
+                && mark == (medium == "file")
+        });
+        assert!(std::fs::read_to_string(folder("serve.log")).unwrap().contains(&named));
+        node.hearth(&["down", "--node", "2"]);
+        for file in std::fs::read_dir(pool).unwrap() {
+            std::fs::remove_file(file.unwrap().path()).unwrap();
+        }
+        if medium == "file" {
+            std::fs::remove_file(folder("pool-made")).unwrap();
+        }
+        node.hearth(&["start", "--node", "2"]);
+        until_in_sync(&node, 1, &[1, 2]);
+        node.hearth(&["down"]);
+        [1, 2].iter().for_each(|number| node.check_of(*number));
+    }
+}

@@ -12,7 +12,7 @@ use super::orders::{self, MoveOrder, Obey};
 use super::pool_watch;
 use super::settings::ChainSettings;
 use super::standby_listener::StandbyListener;
-use crate::cluster::{Cluster, Node};
+use crate::cluster::{Cluster, MediumKind, Node};
 use crate::commands::daemon::{
     End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen_for_questions,
     make_new_pool, medium, note_failure, of_daemon, own_listener, spawn,
@@ -22,6 +22,7 @@ use crate::commands::up::say_ready;
 use crate::error::{Error, Result};
 use crate::key;
 use crate::process::Process;
+use crate::say::quoted;
 use cluster::{Place, Remote, SOCKET_NAME};
 use format::NodeId;
 use ipc::socket::Listener;
@@ -104,6 +105,20 @@ fn end((cluster, node): (&Cluster, &Node), member: &Member, ends: &Receiver<End>
     }
 }
 
+/// The remedy of a pool without room for its former tree and that of the node that leads: an empty pool.
+fn without_room(cluster: &Cluster, node: &Node) -> String {
+    let (number, dir, pool) = (node.number, quoted(&cluster.dir), quoted(&node.pool));
+    // Of a pool in memory the daemon sees by itself that it is lost.
+    let mark = match cluster.settings.medium {
+        MediumKind::Memory => String::new(),
+        MediumKind::File => format!(", and the file {}", quoted(&cluster.pool_made_file(node))),
+    };
+    format!(
+        "remove files at the node that leads, or hearth down --node {number} --dir {dir}, remove all files in {pool}{mark}, and hearth \
+         start --node {number} --dir {dir} makes an empty pool, which gets the tree"
+    )
+}
+
 /// Opens the pool, made first if the folder is empty, and listens for other nodes.
 fn begin(
     (cluster, node, chain): (&Cluster, &Node, &ChainSettings),
@@ -120,7 +135,8 @@ fn begin(
     let id = NodeId::new(node.number);
     standby.start().map_err(of_daemon("start"))?;
     let secret = key::read(&key_file(&cluster.dir))?;
-    let links = Links::open(chain.address, &secret, id, &standby)?;
+    let remedy = without_room(cluster, node);
+    let links = Links::open(chain.address, &secret, id, (&standby, remedy))?;
     let socket = folder(&cluster.dir).join(SOCKET_NAME);
     let manager = Arc::new(Remote::at(host, Place::Socket(socket)));
     let (cluster, node, chain) = (cluster.clone(), node.clone(), *chain);

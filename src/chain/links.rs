@@ -28,17 +28,23 @@ pub struct Links {
 type FollowEnd = Arc<Lock<Option<String>>>;
 
 impl Links {
-    /// Listens at an address of this machine, at a free port, and lets the standby follow each head that connects.
+    /// Listens at an address of this machine, at a free port, and lets the standby follow each head that connects. `remedy`: of a
+    /// pool without room for its former tree and that of the head.
     ///
     /// # Errors
     /// The machine has no such address, no libfabric, or no thread left.
-    pub fn open(address: IpAddr, secret: &Secret, node: NodeId, standby: &Standby) -> Result<Self> {
+    pub fn open(
+        address: IpAddr,
+        secret: &Secret,
+        node: NodeId,
+        (standby, remedy): (&Standby, String),
+    ) -> Result<Self> {
         let (endpoint, listener) = listen(address, secret, node)?;
         let address = listener.address();
         let standby = standby.clone();
         let follow_end = FollowEnd::new(Lock::new(Arc::new(SystemHost), None));
         let told = follow_end.clone();
-        spawn("links", move || accept(&listener, &standby, &told))?;
+        spawn("links", move || accept(&listener, &standby, (&told, &remedy)))?;
         Ok(Self { endpoint, address, follow_end })
     }
 
@@ -123,20 +129,23 @@ fn is_passing(reason: RefusalReason) -> bool {
 
 /// Whether a copy cannot follow because of itself: its medium fails or is full, or it cannot take the tree in.
 fn is_of_copy(why: &sharedfs::Error) -> bool {
-    use mirror::Error::{Import, Media};
-    matches!(why, sharedfs::Error::Copy(_, Media(_) | Import(_)))
+    use mirror::Error::{Import, ImportRoom, Media};
+    matches!(why, sharedfs::Error::Copy(_, Media(_) | Import(_) | ImportRoom))
 }
 
 /// Each connection is followed on a thread of its own, until it ends or a later one comes.
-fn accept(listener: &Listener, standby: &Standby, follow_end: &FollowEnd) {
+fn accept(listener: &Listener, standby: &Standby, (follow_end, remedy): (&FollowEnd, &str)) {
     loop {
         match listener.accept(None) {
             Ok(connection) => {
-                let (standby, told) = (standby.clone(), follow_end.clone());
+                let (standby, told, remedy) = (standby.clone(), follow_end.clone(), remedy.to_owned());
                 let follow = move || {
                     let head = connection.node();
                     let ended = standby.follow(&connection).err();
-                    let why = ended.as_ref().map(|why| why.to_string());
+                    let why = ended.as_ref().map(|why| match why {
+                        sharedfs::Error::Copy(_, mirror::Error::ImportRoom) => format!("{why}: {remedy}"),
+                        why => why.to_string(),
+                    });
                     let is_own = ended.is_some_and(|why| is_of_copy(&why));
                     // The head tries again and again, and the reason is told once.
                     if !is_own || std::mem::replace(&mut *told.lock(), why.clone()) != why {

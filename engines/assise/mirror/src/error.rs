@@ -19,6 +19,8 @@ pub enum Error {
     Refused(MirrorRefusal),
     /// The head's tree could not be taken in; why.
     Import(String),
+    /// The copy has no room for its former tree and that of the head together.
+    ImportRoom,
     /// The copy's tree could not be read; why.
     Tree(String),
 }
@@ -31,6 +33,9 @@ impl std::fmt::Display for Error {
             Self::Message(error) => write!(f, "message refused: {error}"),
             Self::Broken(what) => write!(f, "out of turn: {what}"),
             Self::Import(why) => write!(f, "the tree of the head could not be taken in: {why}"),
+            Self::ImportRoom => {
+                f.write_str("the copy has no room for its former tree and that of the head together")
+            }
             Self::Tree(why) => write!(f, "the tree of the copy could not be read: {why}"),
             Self::Refused(refusal) => write!(f, "refused by the copy: {}", reason_of(*refusal)),
         }

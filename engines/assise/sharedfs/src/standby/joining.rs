@@ -31,6 +31,7 @@ pub(super) struct Joining {
 fn failed(error: &Error) -> mirror::Error {
     match error {
         Error::Media(error) => mirror::Error::Media(*error),
+        Error::Area(AreaError::NoSpace) => mirror::Error::ImportRoom,
         error => mirror::Error::Import(error.to_string()),
     }
 }
