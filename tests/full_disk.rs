@@ -106,3 +106,23 @@ fn a_log_leaves_the_space_in_which_it_is_digested() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "removed\nagain\n", "{said}");
 }
+
+/// A node that is down is started on a disk that became full: the command says how much space is needed.
+#[test]
+fn a_start_on_a_full_disk_says_how_much_space_it_needs() {
+    let script = "
+        $hearth up --no-mount --dir $disk/c --capacity 16 >/dev/null || exit 1
+        $hearth run --dir $disk/c -- sh -c \"echo 1 > $disk/c/n1/one; echo 2 > $disk/c/n1/two\" || exit 2
+        $hearth down --dir $disk/c >/dev/null || exit 3
+        dd if=/dev/zero of=$disk/full bs=4096 2>/dev/null
+        $hearth start --dir $disk/c && exit 4
+        truncate -s -4M $disk/full
+        $hearth start --dir $disk/c >/dev/null || exit 5
+        $hearth run --dir $disk/c -- rm $disk/c/n1/one || exit 6
+        $hearth run --dir $disk/c -- cat $disk/c/n1/two";
+    let Some(output) = on_a_small_disk("80m", script) else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}: {said}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "2\n");
+    assert!(said.contains("is full: with 4 MiB free there the node starts"), "{said}");
+}

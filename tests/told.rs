@@ -516,3 +516,58 @@ fn a_folder_of_another_user_is_no_place_for_the_socket() {
     hearth("start", &[]).expect_success();
     hearth("down", &[]).expect_success();
 }
+
+/// `hearth COMMAND` in a shell with limits or in a folder of its own.
+fn shell(script: &str, folder: &std::path::Path) -> std::process::Output {
+    let script = format!("hearth={} dir={}\n{script}", env!("CARGO_BIN_EXE_hearth"), folder.display());
+    limited(&["bash", "-c"], &[&script])
+}
+
+#[test]
+fn a_folder_without_a_pool_stays_as_it_is() {
+    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    for command in ["check", "inspect"] {
+        shell(&format!("$hearth {command} $dir"), folder.path()).expect_failure("there is no pool in");
+        assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "{command}");
+    }
+}
+
+#[test]
+fn a_start_that_fails_names_the_limit_of_its_process() {
+    for (limit, named) in [
+        ("-f 0", "the limit on file sizes of this process is 0 bytes"),
+        ("-f 5000", "5000 KiB for a file (ulimit -f)"),
+        ("-n 12", "12 descriptors (ulimit -n)"),
+        ("-n 16", "16 descriptors (ulimit -n)"),
+        ("-v 50000", "50000 KiB of address space (ulimit -v)"),
+    ] {
+        let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+        let script = format!("ulimit {limit}; $hearth up --no-mount --capacity 64 --dir $dir/c");
+        shell(&script, folder.path()).expect_failure(named);
+        assert!(!folder.path().join("c").exists(), "{limit}: nothing is left");
+    }
+}
+
+#[test]
+fn a_path_at_which_no_cluster_can_be_is_named() {
+    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let up = "$hearth up --no-mount --capacity 64 --dir";
+    shell(&format!("{up} $dir/$'a\\xff'"), folder.path()).expect_failure("has to be UTF-8");
+    shell(&format!("ln -s nowhere $dir/link; {up} $dir/link"), folder.path())
+        .expect_failure("link is a symbolic link to nowhere, which does not exist");
+    let names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["link"]);
+}
+
+#[test]
+fn a_folder_in_the_place_of_a_pool_file_is_named() {
+    let node = Node::of_mib(64);
+    node.hearth(&["down"]).expect_success();
+    let pool = fs::canonicalize(node.dir.path().join("node-1/pool")).unwrap();
+    fs::rename(pool.join("tree"), pool.join("kept")).unwrap();
+    fs::create_dir(pool.join("tree")).unwrap();
+    let named = format!("{} is a folder, in the place of a file", pool.join("tree").display());
+    node.hearth(&["up"]).expect_failure(&named);
+    limited(&[env!("CARGO_BIN_EXE_hearth"), "check"], &[pool.to_str().unwrap()]).expect_failure(&named);
+}

@@ -2,6 +2,7 @@
 
 use super::{Check, compare};
 use crate::error::{Error, Result};
+use crate::pool_files::{self, LEDGER, TREE};
 use crate::process::with_mapping;
 use crate::say::{self, count, quoted};
 use area::check::{Report, check};
@@ -13,10 +14,6 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// Names of pool files.
-const LEDGER: &str = "ledger";
-const TREE: &str = "tree";
 
 pub(super) fn run(arguments: &Check) -> Result<ExitCode> {
     match (&arguments.pool, arguments.against) {
@@ -68,12 +65,17 @@ fn ledger(medium: &Medium) -> std::result::Result<(), MediaError> {
 /// The pool's folder, of which a part may be gone by the time it is read. Which medium it was on does not matter for
 /// reading.
 pub(super) fn open(pool: &Path) -> Result<Medium> {
+    pool_files::check(pool)?;
     let medium = Medium::file(pool).and_then(|medium| medium.guarded());
     medium.map_err(Error::at("open", pool))
 }
 
 /// Takes the pool, which no daemon may use meanwhile.
 pub(super) fn lock(medium: &Medium, pool: &Path) -> Result<PoolLock> {
+    // The lock's file would be made.
+    if !pool_files::are_in(pool) {
+        return Err(Error::new(format!("there is no pool in {}", pool.display())));
+    }
     medium.lock().map_err(|why| match daemon_of(pool).filter(|_| why == MediaError::Locked) {
         Some((pid, node, dir)) => Error::new(format!(
             "the pool {} is in use: node {node} is up and uses it (process {pid}): hearth down --dir {} first",

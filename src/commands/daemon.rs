@@ -11,6 +11,7 @@ use crate::cluster::{Cluster, MediumKind, Node, POOL_LOST};
 use crate::daemon_lock::{self, DaemonLock};
 use crate::error::{Error, Result};
 use crate::mountpoint;
+use crate::pool_files::{self, LEDGER, TREE};
 use crate::presence::Presence;
 use crate::process::Process;
 use crate::spare;
@@ -39,8 +40,6 @@ use tracing::{error, info, warn};
 /// Pause of the thread that answers status requests after it could not accept a connection.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
 /// Files that a pool begins with.
-const LEDGER: &str = "ledger";
-const TREE: &str = "tree";
 /// How often the daemon looks whether its pool was removed.
 pub(crate) const POOL_LOOK: Duration = Duration::from_millis(500);
 
@@ -260,6 +259,7 @@ pub(crate) fn medium(cluster: &Cluster, node: &Node) -> Result<Medium> {
         };
         return Err(Error::new(format!("the pool {} is gone{lost}", pool.display())));
     }
+    pool_files::check(pool)?;
     match cluster.settings.medium {
         MediumKind::File => Medium::file(pool),
         MediumKind::Memory => Medium::memory(pool),

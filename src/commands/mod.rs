@@ -23,10 +23,11 @@ pub(crate) mod up;
 
 use crate::chain::settings::NODES_MAX;
 use crate::cluster::{Cluster, MediumKind};
-use crate::error::Result;
-use crate::say;
+use crate::error::{Error, Result};
+use crate::say::{self, quoted};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing::level_filters::LevelFilter;
@@ -128,7 +129,20 @@ struct Where {
 
 impl Where {
     fn dir(&self) -> Result<PathBuf> {
-        self.dir.clone().map_or_else(Cluster::default_dir, Ok)
+        let dir = self.dir.clone().map_or_else(Cluster::default_dir, Ok)?;
+        if dir.to_str().is_none() {
+            return Err(Error::new(format!("{}: the path of a cluster has to be UTF-8", quoted(&dir))));
+        }
+        if let Ok(target) = fs::read_link(&dir)
+            && !dir.exists()
+        {
+            let target = target.display();
+            return Err(Error::new(format!(
+                "{} is a symbolic link to {target}, which does not exist",
+                dir.display()
+            )));
+        }
+        Ok(dir)
     }
 
     fn cluster(&self) -> Result<Cluster> {

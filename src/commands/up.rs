@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::making::CreatedFiles;
 use crate::mountpoint;
+use crate::obstacles;
 use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
 use crate::status::ask;
@@ -42,6 +43,7 @@ const CAPACITY_MIB: std::ops::RangeInclusive<u64> = 16..=12 << 20;
 pub(super) const READY: &str = "ready";
 
 pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
+    obstacles::check_file_limit()?;
     let dir = arguments.place.dir()?;
     let capacity_bytes = capacity_bytes(arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT))?;
     let mut made = CreatedFiles::default();
@@ -133,9 +135,10 @@ fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut CreatedFile
             Some((node, failure)) => {
                 let room = statvfs(&node.pool).map_or(0, |medium| medium.f_bavail * medium.f_frsize);
                 none(&format_args!(
-                    "{failure} (--capacity {}, and {} MiB are free where the pool was to lie)",
+                    "{failure} (--capacity {}, and {} MiB are free where the pool was to lie){}",
                     capacity_bytes / mib,
-                    room / mib
+                    room / mib,
+                    obstacles::limits()
                 ))
             }
             None => none(&why),
@@ -156,7 +159,7 @@ fn start_all(cluster: &Cluster) -> std::result::Result<(), NotStarted> {
     let (mut failure, mut others) = (None, 0);
     for node in &cluster.settings.nodes {
         look_at_tree(cluster, node);
-        match start_node(cluster, node) {
+        match start_node_or_say(cluster, node) {
             Ok(start) => {
                 say_start(node.number, &start);
                 others += 1;
@@ -189,12 +192,13 @@ impl NotStarted {
 }
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
+    obstacles::check_file_limit()?;
     let cluster = arguments.place.cluster()?;
     let alone = ClusterLock::wait(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
     chain::manager::start(&cluster)?;
     look_at_tree(&cluster, node);
-    say_start(arguments.node, &start_node(&cluster, node)?);
+    say_start(arguments.node, &start_node_or_say(&cluster, node)?);
     drop(alone);
     // A node of several is mounted when it leads.
     if cluster.settings.chain.is_none() {
@@ -273,6 +277,11 @@ pub(super) enum Start {
     Already(i32),
     /// Its daemon was up without a keeper, and has one again.
     Kept(i32),
+}
+
+/// Starts a node; an error names what keeps its processes from starting, if it is known.
+fn start_node_or_say(cluster: &Cluster, node: &Node) -> Result<Start> {
+    start_node(cluster, node).map_err(|why| Error::new(format!("{why}{}", obstacles::of_node(cluster, node))))
 }
 
 /// Starts a node and waits until programs may attach.
