@@ -13,7 +13,7 @@ use sharedfs::Config;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use vfs::Caller;
-use vfs::conformance::{Actor, Answer, Call};
+use vfs::conformance::{Actor, Answer, Call, Player};
 
 /// Half of what the pool can promise: four parts at least.
 const BYTES: usize = 8 << 20;
@@ -231,4 +231,158 @@ fn a_log_gets_more_space_before_it_is_full() {
     }
     assert_eq!(granted.load(Ordering::SeqCst), LARGEST);
     assert_eq!(waits.load(Ordering::SeqCst), before);
+}
+
+/// A pool that is full, and a process that filled it. Of the files in it, `kept` has data, `given` has reserved blocks, and
+/// `sparse` has a hole.
+struct FullPool {
+    node: Arc<Node>,
+    player: Player<LibFs>,
+    /// The contents of `kept`.
+    kept: Vec<u8>,
+}
+
+const ENOSPC: i32 = 28;
+const O_RDWR_CREAT: i32 = 0o102;
+const KEPT: usize = 0;
+const GIVEN: usize = 1;
+const SPARSE: usize = 2;
+const BIG: usize = 3;
+const BLOCK: u64 = 4096;
+
+impl FullPool {
+    fn new() -> Self {
+        let node = Node::new(Config { area: assise_local::sharedfs_area(1 << 11), ..tiny() });
+        let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+        let mut player = process(Arc::new(libfs), 1);
+        for (slot, name) in [(KEPT, "kept"), (GIVEN, "given"), (SPARSE, "sparse"), (BIG, "big")] {
+            player.call(&Call::Open { slot, path: at(name), flags: O_RDWR_CREAT, mode: 0o644 });
+        }
+        let kept: Vec<u8> = (0..60 * BLOCK).map(|byte| (byte / 100) as u8).collect();
+        let mut pool = Self { node, player, kept: kept.clone() };
+        pool.done(&Call::Pwrite { slot: KEPT, offset: 0, data: kept });
+        pool.done(&Call::Fallocate { slot: GIVEN, mode: 0, offset: 0, bytes: 20 * BLOCK });
+        pool.done(&Call::Ftruncate { slot: SPARSE, size: 1 << 30 });
+        let mut end = 0;
+        // A digest gives back what records cost less than was reserved for them.
+        for bytes in [3 * BLOCK, BLOCK, BLOCK] {
+            let data = vec![7; bytes as usize];
+            while let Answer::Number(more) =
+                pool.player.call(&Call::Pwrite { slot: BIG, offset: end, data: data.clone() })
+            {
+                end += more;
+            }
+            pool.node.tidy();
+        }
+        pool.is_full();
+        pool
+    }
+
+    fn done(&mut self, call: &Call) -> Answer {
+        match self.player.call(call) {
+            Answer::Failed(why) => panic!("{call:?}: {why}"),
+            answer => answer,
+        }
+    }
+
+    /// Nothing more can be added.
+    fn is_full(&mut self) {
+        for (slot, offset) in [(SPARSE, 1 << 20), (SPARSE, 2 << 30), (GIVEN, 100 * BLOCK)] {
+            let answer = self.player.call(&Call::Pwrite { slot, offset, data: vec![9; BLOCK as usize] });
+            assert_eq!(answer, Answer::Failed(ENOSPC), "{slot} at {offset}");
+        }
+    }
+
+    fn overwrite(&mut self, offset: u64, byte: u8, bytes: usize) {
+        let answer = self.done(&Call::Pwrite { slot: KEPT, offset, data: vec![byte; bytes] });
+        assert_eq!(answer, Answer::Number(bytes as u64), "{bytes} at {offset}");
+        self.kept[offset as usize..][..bytes].fill(byte);
+    }
+
+    /// All processes find in `kept` what was written.
+    fn kept_is_there(&mut self) {
+        let (other, _) = self.node.attach(Caller::ROOT, Limits::default());
+        let mut other = process(Arc::new(other), 2);
+        other.call(&Call::Open { slot: KEPT, path: at("kept"), flags: 0, mode: 0 });
+        for player in [&mut self.player, &mut other] {
+            let read = player.call(&Call::Pread { slot: KEPT, offset: 0, bytes: 1 << 20 });
+            assert!(read == Answer::Bytes(self.kept.clone()));
+        }
+        self.node.tidy();
+    }
+}
+
+/// As in every file system, a program can write again to the blocks of a file, and to those that are reserved for it.
+#[test]
+fn on_a_full_pool_what_is_there_can_be_written_again() {
+    let mut pool = FullPool::new();
+    pool.overwrite(0, 1, 60 * BLOCK as usize);
+    pool.overwrite(5000, 2, 3);
+    let given = Call::Pwrite { slot: GIVEN, offset: 1, data: vec![3; 20 * BLOCK as usize - 1] };
+    assert_eq!(pool.done(&given), Answer::Number(20 * BLOCK - 1));
+    pool.kept_is_there();
+    // Again and again, also where data was written that is not digested.
+    for round in 0..200 {
+        pool.overwrite(round * 1000 % (50 * BLOCK), round as u8, 1 + (round as usize * 977) % 20_000);
+        pool.overwrite(round * 1000 % (50 * BLOCK), round as u8, 100);
+        if round % 50 == 0 {
+            pool.is_full();
+            pool.kept_is_there();
+        }
+    }
+    let read = pool.done(&Call::Pread { slot: GIVEN, offset: 0, bytes: 1 << 20 });
+    let given = [&[0][..], &vec![3; 20 * BLOCK as usize - 1]].concat();
+    assert!(read == Answer::Bytes(given));
+    pool.kept_is_there();
+}
+
+/// A daemon that dies then digests all of it when it starts.
+#[test]
+fn on_a_full_pool_nothing_that_was_written_again_is_lost_with_the_daemon() {
+    let mut pool = FullPool::new();
+    for round in 0..20u64 {
+        for step in 0..=round {
+            pool.overwrite(step * 3 * BLOCK, (round + step) as u8, 2 * BLOCK as usize);
+        }
+        pool.node.kill();
+        let recovered = pool.node.start();
+        assert!(recovered.cuts.is_empty(), "{:?}", recovered.cuts);
+        pool.kept_is_there();
+    }
+}
+
+/// Removing data needs no space, and space is there afterwards.
+#[test]
+fn on_a_full_pool_files_are_truncated() {
+    let mut pool = FullPool::new();
+    // Within a block, at a border of blocks, and holes.
+    for size in [59 * BLOCK + 1, 58 * BLOCK, 57 * BLOCK - 1] {
+        pool.done(&Call::Ftruncate { slot: KEPT, size: size as i64 });
+        pool.kept.truncate(size as usize);
+        pool.kept_is_there();
+    }
+    for (offset, bytes) in [(8 * BLOCK, 4 * BLOCK), (3 * BLOCK + 5, 2 * BLOCK), (100, 7)] {
+        pool.done(&Call::Fallocate { slot: KEPT, mode: 3, offset, bytes });
+        pool.kept[offset as usize..][..bytes as usize].fill(0);
+        pool.kept_is_there();
+    }
+    // A write to the hole needs space for more data; the blocks that the hole freed may be enough.
+    let filled = Call::Pwrite { slot: KEPT, offset: 8 * BLOCK, data: vec![5; 4 * BLOCK as usize] };
+    let answer = pool.player.call(&filled);
+    if answer == Answer::Number(4 * BLOCK) {
+        pool.kept[8 * BLOCK as usize..][..4 * BLOCK as usize].fill(5);
+    }
+    pool.kept_is_there();
+    // Names and attributes need no data blocks.
+    pool.done(&Call::Mkdir { path: at("folder"), mode: 0o755 });
+    pool.done(&Call::Chmod { path: at("given"), mode: 0o600 });
+    // Data that is not digested, too; then there is space for the data of others.
+    pool.overwrite(0, 4, 2 * BLOCK as usize);
+    pool.done(&Call::Open { slot: 5, path: at("kept"), flags: 0o1001, mode: 0 });
+    pool.kept.clear();
+    pool.kept_is_there();
+    pool.done(&Call::Truncate { path: at("big"), size: 12345 });
+    pool.done(&Call::Pwrite { slot: KEPT, offset: 0, data: vec![6; 40 * BLOCK as usize] });
+    pool.kept.resize(40 * BLOCK as usize, 6);
+    pool.kept_is_there();
 }

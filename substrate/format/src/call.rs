@@ -401,8 +401,8 @@ pub struct RefillRequest {
     pub room_blocks: U64,
     /// 1: the session is about to write to files of other users.
     pub shared: U32,
-    /// 0.
-    pub reserved: U32,
+    /// 1: the space is for records after which files have no more blocks than before. On a full pool there is some for these.
+    pub replaces: U32,
 }
 
 const _: () = assert!(size_of::<RefillRequest>() == 24);

@@ -454,6 +454,13 @@ pub const fn room_of_value(bytes: usize) -> u64 {
     bytes.div_ceil(2 * VALUE_BYTES_MAX) as u64 + ROOM_OF_TREE
 }
 
+/// [`room_blocks`] of a record that sets the size of a file. The block with the new end is written again, unless the end
+/// is at a border of blocks: then the record only shortens or removes items of the tree, and uses the reserve.
+#[inline]
+pub const fn room_of_size(size: u64) -> u64 {
+    if size.is_multiple_of(BLOCK_BYTES as u64) { 0 } else { 1 + ROOM_OF_TREE }
+}
+
 /// Upper bound of the pool blocks that a record may cost when it is digested: the data blocks that it touches, each
 /// written to a new block, and a share of the tree. Both sides of a session subtract this from the space reservation.
 /// Records that only remove data cost nothing, because they use the reserve.
@@ -461,8 +468,8 @@ pub fn room_blocks(operation: &Operation<'_>) -> u64 {
     match operation {
         Operation::Pad | Operation::Unlink { .. } | Operation::RemoveXattr { .. } => 0,
         Operation::Write { offset, bytes } => room_of_range(*offset, bytes.len() as u64),
-        // The block with the new end is written again.
-        Operation::Truncate { .. } => 1 + ROOM_OF_TREE,
+        Operation::Truncate { size } => room_of_size(*size),
+        // Also at borders of blocks: the items around the hole may be more than there were.
         Operation::Allocate { punch_hole: true, .. } => 2 + ROOM_OF_TREE,
         Operation::Allocate { offset, bytes, .. } => room_of_range(*offset, *bytes),
         Operation::SetXattr { value, .. } => room_of_value(value.len()),
@@ -477,7 +484,11 @@ pub fn room_blocks(operation: &Operation<'_>) -> u64 {
 
 /// True if a record needs data blocks, in addition to its share of the tree.
 pub fn takes_blocks(operation: &Operation<'_>) -> bool {
-    matches!(operation, Operation::Write { .. } | Operation::Truncate { .. } | Operation::Allocate { .. })
+    match operation {
+        Operation::Write { .. } | Operation::Allocate { .. } => true,
+        Operation::Truncate { size } => room_of_size(*size) > 0,
+        _ => false,
+    }
 }
 
 /// True if data blocks that a user writes to a file of this owner belong to the user. Otherwise they belong to the

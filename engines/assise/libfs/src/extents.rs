@@ -5,6 +5,7 @@
 use format::call::{EXTENT_BY_CALL, ExtentReply};
 use format::node::EXTENT_UNWRITTEN;
 use format::{BLOCK_BYTES, Block, SegmentId};
+use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -40,6 +41,8 @@ pub(crate) struct Extents {
     from: u64,
     to: u64,
     extents: Vec<Extent>,
+    /// Blocks that are reserved and not written, in order.
+    unwritten: Vec<Range<u64>>,
     /// Lower half of the generation at which SharedFS described the window; none while the file has no data in the
     /// area.
     pub generation: Option<u32>,
@@ -55,6 +58,18 @@ impl Extents {
     pub fn clear(&mut self) {
         (self.from, self.to, self.generation) = (0, 0, None);
         self.extents.clear();
+        self.unwritten.clear();
+    }
+
+    /// Whether the file has this block, written or not; none if it is outside the window.
+    pub fn has(&self, block: u64) -> Option<bool> {
+        if block < self.from || block >= self.to {
+            return None;
+        }
+        let written = self.extents.partition_point(|extent| extent.file_block + extent.blocks <= block);
+        let unwritten = self.unwritten.partition_point(|range| range.end <= block);
+        let is_written = self.extents.get(written).is_some_and(|extent| extent.file_block <= block);
+        Some(is_written || self.unwritten.get(unwritten).is_some_and(|range| range.start <= block))
     }
 
     /// Adds a description of the blocks from `from` on.
@@ -65,8 +80,10 @@ impl Extents {
         generation: u32,
         replies: impl Iterator<Item = ExtentReply>,
     ) {
-        let joins =
-            self.generation == Some(generation) && from == self.to && self.extents.len() < EXTENTS_MAX;
+        let joins = self.generation == Some(generation)
+            && from == self.to
+            && self.extents.len() < EXTENTS_MAX
+            && self.unwritten.len() < EXTENTS_MAX;
         if !joins {
             self.clear();
             self.from = from;
@@ -74,7 +91,10 @@ impl Extents {
         self.generation = Some(generation);
         self.to = covered_to.max(from);
         for reply in replies {
-            if reply.flags.get() & EXTENT_UNWRITTEN == 0 {
+            if reply.flags.get() & EXTENT_UNWRITTEN != 0 {
+                let first = reply.file_block.get();
+                self.unwritten.push(first..first + u64::from(reply.blocks.get()));
+            } else {
                 self.extents.push(Extent {
                     file_block: reply.file_block.get(),
                     blocks: u64::from(reply.blocks.get()),
@@ -143,6 +163,11 @@ mod tests {
         assert_eq!(extents.find(6 * BLOCK), (Area::ByCall, BLOCK));
         assert_eq!(extents.find(7 * BLOCK), (Area::Zero, BLOCK));
         assert_eq!(extents.find(8 * BLOCK), (Area::Unknown, 0));
+        assert_eq!(
+            [1, 2, 4, 5, 6, 7].map(|block| extents.has(block)),
+            [false, true, false, true, true, false].map(Some)
+        );
+        assert_eq!((extents.has(0), extents.has(8)), (None, None));
         extents.learn(8, u64::MAX, 7, [reply(9, 1, 1, 0)].into_iter());
         assert_eq!(extents.find(3 * BLOCK).0, Area::Segment(SegmentId::new(3), 11 * BLOCK), "it was joined");
         assert_eq!(extents.find(8 * BLOCK), (Area::Zero, BLOCK));

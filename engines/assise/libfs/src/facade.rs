@@ -210,11 +210,15 @@ impl Engine for LibFs {
 
     fn write(&self, caller: &Caller, handle: Handle, at: At, from: &[IoSlice<'_>]) -> Result<Written> {
         let all = bytes_of(from);
-        let mut written = self.run(|state| state.write(caller, handle, at, from, 0))?;
+        let one = |at, skip| match self.run(|state| state.write(caller, (handle, at), (from, skip), false)) {
+            Err(Error::NoSpace) => self.run(|state| state.write(caller, (handle, at), (from, skip), true)),
+            written => written,
+        };
+        let mut written = one(at, 0)?;
         // Data that does not fit one record is written by several records, each atomic.
         while written.bytes < all {
             let at = if let At::Within(_) = at { At::Within(written.end) } else { At::Offset(written.end) };
-            match self.run(|state| state.write(caller, handle, at, from, written.bytes)) {
+            match one(at, written.bytes) {
                 Ok(more) if more.bytes > 0 => {
                     written = Written { bytes: written.bytes + more.bytes, end: more.end };
                 }

@@ -3,7 +3,7 @@
 
 use crate::apply;
 use crate::directory::Target;
-use crate::need::{Need, Step};
+use crate::need::{Need, RecordCost, Step};
 use crate::nodes::{Body, NodeIndex};
 use crate::records;
 use crate::state::State;
@@ -63,12 +63,17 @@ impl State {
         let payload = [Source::from(body.as_bytes()), Source::from(name.bytes()), Source::from(target)];
         let access = if let NewType::Regular(access) = new.kind { access } else { None };
         let (mut index, mut handle) = (None, None);
-        let made = self.append_and(header, &payload, room_of_value(target.len()), |state, _| {
-            let entered = state.nodes.enter(inode);
-            // The file is open before another process can remove the name.
-            handle = access.map(|access| state.add_file(entered, access));
-            index = Some(entered);
-        })?;
+        let made = self.append_and(
+            header,
+            &payload,
+            RecordCost::replacing(room_of_value(target.len())),
+            |state, _| {
+                let entered = state.nodes.enter(inode);
+                // The file is open before another process can remove the name.
+                handle = access.map(|access| state.add_file(entered, access));
+                index = Some(entered);
+            },
+        )?;
         self.use_inode();
         let (sequence, index) = (made.sequence, index.expect("entered with the record"));
         self.nodes.get_mut(index).item = apply::created(&body, parent, target.len(), time_ns);
@@ -99,7 +104,7 @@ impl State {
         let header = records::create_unnamed(inode, parent, new.linkable, time_ns);
         let mut opened = None;
         let payload = [Source::from(body.as_bytes())];
-        let made = self.append_and(header, &payload, ROOM_OF_TREE, |state, _| {
+        let made = self.append_and(header, &payload, RecordCost::replacing(ROOM_OF_TREE), |state, _| {
             let index = state.nodes.enter(inode);
             opened = Some((index, state.add_file(index, new.access)));
         })?;

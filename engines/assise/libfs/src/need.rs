@@ -46,8 +46,10 @@ pub(crate) enum Need {
     Segment(SegmentId),
     /// Target of a symbolic link.
     Readlink(InodeNumber),
-    /// A reservation of this number of blocks.
-    Room(u64),
+    /// A reservation for a record of this cost.
+    Room(RecordCost),
+    /// The same for a record that replaces blocks, on a pool that is full.
+    RoomToReplace(RecordCost),
     /// A reservation that may also be used for other users' files.
     SharedRoom,
     /// Inode numbers.
@@ -56,6 +58,26 @@ pub(crate) enum Need {
     LogSpace(u64),
     /// The digest of own records up to this one.
     Digested(Sequence),
+}
+
+/// The blocks that a record costs (see `format::record::room_blocks`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordCost {
+    pub blocks: u64,
+    /// After its digest files have no more blocks than before: there is some space for such records on a full pool, too.
+    pub replaces: bool,
+}
+
+impl RecordCost {
+    /// The cost of a record that adds data.
+    pub fn adding(blocks: u64) -> Self {
+        Self { blocks, replaces: false }
+    }
+
+    /// The cost of a record that only changes the tree, or replaces or removes data.
+    pub fn replacing(blocks: u64) -> Self {
+        Self { blocks, replaces: true }
+    }
 }
 
 /// A walk from a directory, and the leases that it requests.

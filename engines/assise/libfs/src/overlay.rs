@@ -228,6 +228,23 @@ impl Overlay {
         self.get(pool, at)
     }
 
+    /// The origin of newer bytes in the block that begins at an offset: of those of the log, if there are some; zeros if all
+    /// the block may have been cut or cleared.
+    pub fn in_block(&self, pool: &Pool, block_at: u64) -> Option<Origin> {
+        let (mut at, end) = (block_at, block_at + BLOCK_BYTES as u64);
+        let mut cleared = None;
+        while let Some(piece) = self.first_after(pool, at).filter(|piece| piece.start < end) {
+            match piece.origin {
+                Origin::Log(_) => return Some(piece.origin),
+                // A range that was cut may have ended within the block, with the file.
+                Origin::Zero if piece.start <= block_at => cleared = Some(Origin::Zero),
+                Origin::Zero => {}
+            }
+            at = piece.end;
+        }
+        cleared
+    }
+
     /// Replaces the range `start..end`.
     #[inline]
     pub fn insert(&mut self, pool: &mut Pool, piece: Piece) {

@@ -130,6 +130,35 @@ impl State {
         }
     }
 
+    /// Whether a file on which a lease is held has all blocks of a range: a write replaces them, and adds none. In doubt it has
+    /// not.
+    pub(crate) fn has_blocks(&mut self, index: NodeIndex, start: u64, end: u64) -> Step<bool> {
+        const BLOCK: u64 = BLOCK_BYTES as u64;
+        let session = self.session.as_ref().ok_or(Need::Attach)?;
+        let node = self.nodes.get_mut(index);
+        let inode = node.inode;
+        if !matches!(node.body, Body::File { .. }) {
+            return Ok(false);
+        }
+        let (overlay, extents) = node.file();
+        if extents.generation.is_some_and(|known| known != session.words.generation(inode) as u32) {
+            extents.clear();
+        }
+        let blocks = start / BLOCK..end.div_ceil(BLOCK);
+        for block in blocks.clone() {
+            match overlay.in_block(&self.pool, block * BLOCK) {
+                Some(Origin::Log(_)) => {}
+                Some(Origin::Zero) => return Ok(false),
+                None => match extents.has(block) {
+                    Some(true) => {}
+                    Some(false) => return Ok(false),
+                    None => return Err(Need::Extents(inode, block, blocks.end - block).into()),
+                },
+            }
+        }
+        Ok(true)
+    }
+
     /// A file that is open for reading, with a lease on it.
     #[inline]
     fn readable(&mut self, handle: Handle) -> Step<NodeIndex> {

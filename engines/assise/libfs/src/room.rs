@@ -3,6 +3,7 @@
 
 use crate::calls::error_of;
 use crate::engine::LibFs;
+use crate::need::RecordCost;
 use crate::state::{Session, State};
 use format::call::{CallKind, GrowRequest, RefillRequest, RefillResponse, Status};
 use format::{BLOCK_BYTES, Sequence};
@@ -15,6 +16,8 @@ use zerocopy::little_endian::{U32, U64};
 
 /// Factor by which later requests for blocks may be larger than the first.
 const REFILL_GROWTH: u64 = 8;
+/// Blocks that are requested at once for records that replace blocks, on a full pool.
+const REPLACING_BLOCKS: u64 = 16;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested, or about this number of
 /// bytes if that is less.
 const PART: u64 = 8;
@@ -36,8 +39,8 @@ const PAUSE: Duration = Duration::from_micros(400);
 const PAUSE_STEPS_MAX: u64 = 3;
 
 fn request(inodes: u64, room_blocks: u64) -> RefillRequest {
-    let (shared, reserved) = (U32::new(0), U32::new(0));
-    RefillRequest { inodes: U64::new(inodes), room_blocks: U64::new(room_blocks), shared, reserved }
+    let (shared, replaces) = (U32::new(0), U32::new(0));
+    RefillRequest { inodes: U64::new(inodes), room_blocks: U64::new(room_blocks), shared, replaces }
 }
 
 impl LibFs {
@@ -66,18 +69,54 @@ impl LibFs {
             state.refilled_inodes(granted.first_inode, granted.inodes.get());
         }
         if let Some(session) = state.session.as_mut() {
-            session.room += granted.room_blocks.get();
+            match request.replaces.get() {
+                0 => session.room += granted.room_blocks.get(),
+                _ => session.room_to_replace += granted.room_blocks.get(),
+            }
             session.room_granted += granted.room_blocks.get();
         }
         Ok(Some(granted))
     }
 
-    /// Extends the reservation for a record of so many blocks, and for some more. SharedFS may grant less than
-    /// requested.
+    /// Extends the reservation for a record of this cost, and for some more.
     ///
     /// # Errors
     /// `NoSpace`: even after a digest of all records, which frees reserved blocks that were not used.
-    pub(crate) fn get_room(&self, blocks: u64) -> Result<()> {
+    pub(crate) fn get_room(&self, cost: RecordCost) -> Result<()> {
+        match self.get_room_to_add(cost.blocks) {
+            Err(vfs::Error::NoSpace) if cost.replaces => self.get_room_to_replace(cost),
+            got => got,
+        }
+    }
+
+    /// Extends the reservation for a record that replaces blocks.
+    ///
+    /// # Errors
+    /// `NoSpace`: even after a digest of all records. They may have taken what there is for such a record, and give it back.
+    pub(crate) fn get_room_to_replace(&self, cost: RecordCost) -> Result<()> {
+        let wanted = cost.blocks.max(REPLACING_BLOCKS);
+        let mut digested = None;
+        for _ in 0..self.limits.attempts {
+            let granted = self.refill(RefillRequest { replaces: U32::new(1), ..request(0, wanted) })?;
+            let has_room = self.state().session.as_ref().is_none_or(|session| session.has_room(cost));
+            match granted {
+                Some(granted) if !has_room && granted.room_blocks.get() == 0 => {
+                    let last = self.last();
+                    if digested == Some(last) {
+                        break;
+                    }
+                    self.get_digested(last)?;
+                    digested = Some(last);
+                }
+                Some(_) if !has_room => {}
+                _ => return Ok(()),
+            }
+        }
+        Err(vfs::Error::NoSpace)
+    }
+
+    /// Extends the reservation for a record of so many blocks. SharedFS may grant less than requested.
+    fn get_room_to_add(&self, blocks: u64) -> Result<()> {
         let mut digested = None;
         let few = self.limits.refill_blocks;
         let had = self.state().session.as_ref().map_or(0, |session| session.room_granted);

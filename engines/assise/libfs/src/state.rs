@@ -14,7 +14,7 @@ use crate::files_ahead::FilesAhead;
 use crate::lease_cache::LeaseCount;
 use crate::local_locks::LocalLocks;
 use crate::log_memory::LogMemory;
-use crate::need::{Need, Step, Stop};
+use crate::need::{Need, RecordCost, Step, Stop};
 use crate::nodes::{Mix, NodeIndex, Nodes};
 use crate::outside::Outside;
 use crate::overlay::Pool;
@@ -57,6 +57,8 @@ pub(crate) struct Session {
     pub inodes_left: u64,
     /// Reserved blocks that are left.
     pub room: u64,
+    /// Those that are left only for records that replace blocks.
+    pub room_to_replace: u64,
     /// All blocks reserved since the session began.
     pub room_granted: u64,
     /// The reservation may be used for other users' files too.
@@ -108,6 +110,7 @@ impl Session {
             next_inode: welcome.first_inode.get(),
             inodes_left: welcome.inodes.get(),
             room: welcome.room_blocks.get(),
+            room_to_replace: 0,
             room_granted: 0,
             room_is_shared: welcome.uid.get() == 0,
             ledger_newest: Sequence::new(welcome.ledger.get()),
@@ -121,6 +124,24 @@ impl Session {
             log_refused: false,
             welcome,
         })
+    }
+
+    /// Whether the reservation is enough for a record.
+    #[inline]
+    pub fn has_room(&self, cost: RecordCost) -> bool {
+        self.room >= cost.blocks || (cost.replaces && self.room + self.room_to_replace >= cost.blocks)
+    }
+
+    /// Takes the cost of a record from the reservation, which is enough.
+    #[inline]
+    fn take_room(&mut self, cost: RecordCost) {
+        let from_room = if self.room >= cost.blocks {
+            cost.blocks
+        } else {
+            cost.blocks.saturating_sub(self.room_to_replace)
+        };
+        self.room -= from_room;
+        self.room_to_replace -= cost.blocks - from_room;
     }
 
     /// The lease on a new inode of the preallocated range; none if the whole range was revoked.
@@ -385,11 +406,10 @@ impl State {
         time
     }
 
-    /// Appends and commits a record; `room` is its cost in blocks (see `format::record::room_blocks`). An error means
-    /// that it had no effect.
+    /// Appends and commits a record that adds no data and costs so many blocks. An error means that it had no effect.
     #[inline]
-    pub fn append(&mut self, header: Header, payload: &[Source<'_>], room: u64) -> Step<Appended> {
-        self.append_and(header, payload, room, |_, _| ())
+    pub fn append(&mut self, header: Header, payload: &[Source<'_>], blocks: u64) -> Step<Appended> {
+        self.append_and(header, payload, RecordCost::replacing(blocks), |_, _| ())
     }
 
     /// [`Self::append`], and changes the caches before the commit, so before another process can see the record. If it
@@ -399,12 +419,12 @@ impl State {
         &mut self,
         header: Header,
         payload: &[Source<'_>],
-        room: u64,
+        cost: RecordCost,
         apply: impl FnOnce(&mut Self, &Appended),
     ) -> Step<Appended> {
         let session = self.session.as_mut().ok_or_else(no_session)?;
-        if session.room < room {
-            return Err(Need::Room(room).into());
+        if !session.has_room(cost) {
+            return Err(Need::Room(cost).into());
         }
         let entered = session.words.enter();
         let held = |index: &NodeIndex| self.nodes.get(*index).lease.is_some_and(|held| session.holds(&held));
@@ -434,7 +454,7 @@ impl State {
         if seal != Seal::Open {
             return self.sealed(appended, seal);
         }
-        session.room -= room;
+        session.take_room(cost);
         let memory_due = session.memory.is_due(session.ring.tail().position);
         let is_scarce = session.ring.free_bytes() < session.pause_below;
         if session.is_half_full() || memory_due || is_scarce || session.purging.is_some() {

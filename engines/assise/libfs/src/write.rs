@@ -2,7 +2,7 @@
 //! the program's memory into the log.
 
 use crate::apply;
-use crate::need::{Need, Step};
+use crate::need::{Need, RecordCost, Step};
 use crate::nodes::NodeIndex;
 use crate::overlay::{Origin, Piece};
 use crate::records;
@@ -10,6 +10,7 @@ use crate::state::State;
 use format::call::LEASE_WRITE;
 use format::record::{
     FILE_BYTES_MAX, Operation, ROOM_OF_TREE, SET_MODE, SetAttrBody, is_own_file, room_blocks, room_of_range,
+    room_of_size,
 };
 use format::{HEADER_BYTES, Sequence};
 use pmem::Source;
@@ -20,6 +21,8 @@ use vfs::{Caller, Error};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U32};
 
+/// Most bytes that one record writes on a full pool: the reserve for such records is small, and all programs use it.
+const REPLACED_BYTES_MAX: usize = 16 << 10;
 /// Slices that are appended without allocating; more of them need a list.
 const SLICES_ON_STACK: usize = 8;
 
@@ -33,14 +36,14 @@ impl State {
         Ok(file.node)
     }
 
-    /// Writes the bytes of the slices after `skip`, as many as one record can contain, as one record.
+    /// Writes the bytes of the slices after `skip`, as many as one record can contain, as one record. `is_full`: the pool has no
+    /// space for more data. Then a record replaces a few blocks that the file has, or the write fails.
     pub(crate) fn write(
         &mut self,
         caller: &Caller,
-        handle: Handle,
-        at: At,
-        from: &[IoSlice<'_>],
-        skip: usize,
+        (handle, at): (Handle, At),
+        (from, skip): (&[IoSlice<'_>], usize),
+        is_full: bool,
     ) -> Step<Written> {
         self.acts_as(caller)?;
         let index = self.writable(handle)?;
@@ -59,15 +62,18 @@ impl State {
             return Err(Error::FileTooBig.into());
         }
         let largest = self.record_bytes_max()?;
-        let bytes = asked.min(FILE_BYTES_MAX - start).min(largest) as usize;
+        let mut bytes = asked.min(FILE_BYTES_MAX - start).min(largest) as usize;
         self.clear_set_ids(caller, index)?;
         self.hold_room_for(index)?;
+        let mut cost = RecordCost::adding(room_of_range(start, bytes as u64));
+        if self.session.as_ref().is_some_and(|session| !session.has_room(cost)) {
+            (bytes, cost) = self.cost_to_replace(index, start, bytes, is_full)?;
+        }
 
         let inode = self.nodes.get(index).inode;
         let time_ns = self.time(&[index]);
         let header = records::write(inode, start, bytes, time_ns);
         let end = start + bytes as u64;
-        let room = room_of_range(start, bytes as u64);
         let apply = |state: &mut Self, appended: &Appended| {
             let sequence = appended.sequence;
             state.change_item(index, sequence, |item, credential| {
@@ -93,8 +99,29 @@ impl State {
                 &many[..count]
             }
         };
-        self.append_and(header, sources, room, apply)?;
+        self.append_and(header, sources, cost, apply)?;
         Ok(Written { bytes, end })
+    }
+
+    /// How many bytes a record writes for which there is no space as for more data, and its cost.
+    #[cold]
+    fn cost_to_replace(
+        &mut self,
+        index: NodeIndex,
+        start: u64,
+        bytes: usize,
+        is_full: bool,
+    ) -> Step<(usize, RecordCost)> {
+        let few = if is_full { bytes.min(REPLACED_BYTES_MAX) } else { bytes };
+        let cost = RecordCost::replacing(room_of_range(start, few as u64));
+        let is_there = self.session.as_ref().is_some_and(|session| session.has_room(cost));
+        if (is_full || is_there) && self.has_blocks(index, start, start + few as u64)? {
+            return if is_there { Ok((few, cost)) } else { Err(Need::RoomToReplace(cost).into()) };
+        }
+        if is_full {
+            return Err(Error::NoSpace.into());
+        }
+        Ok((bytes, RecordCost::adding(room_of_range(start, bytes as u64))))
     }
 
     /// Limit of bytes in one record: a quarter of the largest log, so that every operation of that size is atomic; of the log
@@ -174,11 +201,14 @@ impl State {
             return Err(Error::FileTooBig.into());
         }
         self.clear_set_ids(caller, index)?;
-        self.hold_room_for(index)?;
+        let room = room_of_size(size);
+        if room > 0 {
+            self.hold_room_for(index)?;
+        }
         let old_size = self.nodes.get(index).item.size.get();
         let time_ns = self.time(&[index]);
         let header = records::truncate(self.nodes.get(index).inode, size, time_ns);
-        let sequence = self.append(header, &[], room_blocks(&Operation::Truncate { size }))?.sequence;
+        let sequence = self.append(header, &[], room)?.sequence;
         self.change_item(index, sequence, |item, credential| {
             apply::truncate(item, credential, size, time_ns)
         });
@@ -211,7 +241,8 @@ impl State {
         let time_ns = self.time(&[index]);
         let inode = self.nodes.get(index).inode;
         let header = records::allocate(inode, (offset, bytes), keep_size, punch_hole, time_ns);
-        let sequence = self.append(header, &[], room)?.sequence;
+        let cost = RecordCost { blocks: room, replaces: punch_hole };
+        let sequence = self.append_and(header, &[], cost, |_, _| ())?.sequence;
         let end = offset + bytes;
         let grown = (!keep_size).then_some(end);
         self.change_item(index, sequence, |item, credential| {

@@ -35,6 +35,8 @@ pub struct Config {
     pub room_blocks: u64,
     /// Blocks never promised: for copy-on-write and what only removes.
     pub room_reserve: u64,
+    /// Further blocks that are promised only for records that replace blocks, at most; see [`Self::replace_reserve`].
+    pub replace_reserve_max: u64,
     /// Lease words of a session: leases that it may hold beside its own range.
     pub lease_words: u32,
     /// Inodes that are remembered as met by a session; beyond it those without a lease or reference are forgotten.
@@ -93,6 +95,7 @@ impl Default for Config {
             // Most programs write little, or nothing, and many run at once.
             room_blocks: 1 << 8,
             room_reserve: 1 << 10,
+            replace_reserve_max: 1 << 9,
             lease_words: 1 << 16,
             known_max: 1 << 18,
             references_max: 1 << 16,
@@ -120,7 +123,15 @@ impl Default for Config {
 /// The smallest log or ledger: a superblock and a ring of one block.
 const FILE_BYTES_MIN: u64 = 2 * format::BLOCK_BYTES as u64;
 
+/// At most this part of the capacity is left by all records except those that replace blocks.
+const REPLACE_RESERVE_PART: u64 = 64;
+
 impl Config {
+    /// Blocks that are promised only for records that replace blocks.
+    pub fn replace_reserve(&self) -> u64 {
+        self.replace_reserve_max.min(self.area.capacity_blocks / REPLACE_RESERVE_PART)
+    }
+
     /// # Errors
     /// `Settings`.
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -7,6 +7,10 @@
 //! blocks than there are, less a reserve for copy-on-write. Blocks of another user's file are not in a user's own
 //! segments, so the whole reservation of a session that writes to such a file is backed by shared blocks.
 //!
+//! A part of the shared blocks is left by all reservations except those for records that replace blocks: after such a
+//! record is digested, files have no more blocks than before, so that the part is there again. The blocks that it frees
+//! may be in a user's own segments. Then the user's other records leave as many of those.
+//!
 //! While a batch is prepared, the free space is known as of the last commit. Blocks that the batch takes stay reserved
 //! until the commit. Of the blocks that it leaves, no more are reserved meanwhile than it was told to keep.
 
@@ -21,6 +25,13 @@ const SHARE: u64 = 8;
 const SHARE_MIN: u64 = 64;
 /// This part of the capacity stays shared, so that a user who comes late finds space.
 const STAYS_SHARED: u64 = 8;
+/// A session that has this many blocks reserved for records that replace blocks gets no more: it waits for a digest.
+const REPLACING_MAX: u64 = 64;
+/// The sessions of a user have this part of the reserve for such records reserved at most, or [`REPLACING_MIN`] blocks, or as
+/// many as the user's own segments have: the blocks that their records free may be the user's own from then on.
+const REPLACING_PART: u64 = 8;
+/// Enough for a record that replaces four blocks, of which it covers the first and the last in part.
+const REPLACING_MIN: u64 = 8;
 
 /// Free space after a commit.
 #[derive(Clone, Debug)]
@@ -44,6 +55,8 @@ impl Free {
 struct Promise {
     owner: u32,
     blocks: u64,
+    /// No more of them than these were reserved for records that replace blocks, and are not taken.
+    replacing: u64,
     /// It writes to other users' files.
     shared: bool,
 }
@@ -87,6 +100,13 @@ pub(crate) struct BatchReserve {
     pub nodes: u32,
 }
 
+/// Blocks and nodes that may still be reserved while a batch is prepared; blocks of the reserve for replacing included.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    blocks: u64,
+    nodes: u64,
+}
+
 /// Reservations of all sessions.
 #[derive(Debug)]
 pub(crate) struct Room {
@@ -94,28 +114,33 @@ pub(crate) struct Room {
     total: u64,
     /// Blocks that are never reserved for a session.
     reserve: u64,
-    /// While a batch is prepared: blocks that may still be reserved.
-    ahead: Option<u64>,
+    /// Further blocks that are reserved only for records that replace blocks.
+    replace_reserve: u64,
+    /// While a batch is prepared: blocks and nodes that may still be reserved.
+    ahead: Option<Ahead>,
     /// Blocks that the batch takes without a reservation.
     lent: u64,
 }
 
 impl Room {
-    pub fn new(reserve: u64) -> Self {
-        Self { promised: BTreeMap::new(), total: 0, reserve, ahead: None, lent: 0 }
+    /// Nothing is reserved. `reserve` blocks never are, and `replace_reserve` further ones only for records that replace
+    /// blocks.
+    pub fn new(reserve: u64, replace_reserve: u64) -> Self {
+        Self { promised: BTreeMap::new(), total: 0, reserve, replace_reserve, ahead: None, lent: 0 }
     }
 
     /// Begins a batch, which may have to make a user's segment of so many blocks. Returns the blocks and nodes that it
     /// must leave.
     pub fn begin_batch(&mut self, free: &Free, segment_blocks: u64) -> BatchReserve {
-        let needed = self.needed(free) + self.reserve.max(free.usage.blocks / STAYS_SHARED);
+        let reserve = self.reserve + self.replace_reserve;
+        let needed = self.needed(free) + reserve.max(free.usage.blocks / STAYS_SHARED);
         let nodes_needed = self.total + self.reserve;
         // Half of the rest, and a segment at least, is for the batch; the remainder is for reservations meanwhile.
         let left = free.blocks.shared.saturating_sub(needed);
         let blocks = needed + (left - (left / 2).max(segment_blocks.min(left)));
         let nodes = nodes_needed + u64::from(free.usage.nodes_free).saturating_sub(nodes_needed) / 2;
         let backed = blocks - self.needed(free) - self.reserve;
-        self.ahead = Some(backed.min(nodes - nodes_needed));
+        self.ahead = Some(Ahead { blocks: backed, nodes: nodes - nodes_needed });
         BatchReserve { blocks, nodes: u32::try_from(nodes).unwrap_or(u32::MAX) }
     }
 
@@ -134,6 +159,7 @@ impl Room {
         (self.ahead, self.lent) = (None, 0);
         if let Some(promise) = self.promised.get_mut(&session) {
             promise.blocks -= taken;
+            promise.replacing = promise.replacing.min(promise.blocks);
             self.total -= taken;
         }
     }
@@ -147,7 +173,7 @@ impl Room {
 
     /// Adds a session of this user, with nothing reserved.
     pub fn begin(&mut self, session: SessionId, owner: u32) {
-        self.promised.insert(session, Promise { owner, blocks: 0, shared: false });
+        self.promised.insert(session, Promise { owner, blocks: 0, replacing: 0, shared: false });
     }
 
     /// Shared blocks that all reservations need.
@@ -165,8 +191,12 @@ impl Room {
 
     /// Blocks that can still be reserved for a session. A reserved block also stands for a share of the tree's nodes.
     pub fn free(&self, session: SessionId, free: &Free) -> u64 {
-        let nodes = u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve);
-        self.free_blocks(session, free).min(nodes)
+        self.free_blocks(session, free).min(self.free_nodes(free))
+    }
+
+    /// Nodes of the tree that belong to no reservation.
+    fn free_nodes(&self, free: &Free) -> u64 {
+        u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve)
     }
 
     /// Blocks that a session can still have.
@@ -179,22 +209,66 @@ impl Room {
 
     /// The same for a session of this user that keeps to its own files.
     pub fn free_blocks_of(&self, owner: u32, free: &Free) -> u64 {
-        let same = self.promised.values().filter(|promise| promise.owner == owner && !promise.shared);
-        self.spare(free) + free.own(owner).saturating_sub(same.map(|promise| promise.blocks).sum())
+        // For blocks taken from the reserve for replacing, others came free in users' own segments.
+        let reserve = self.needed(free) + self.reserve + self.replace_reserve;
+        let missing = reserve.saturating_sub(free.blocks.shared).min(self.replace_reserve);
+        self.spare(free) + free.own(owner).saturating_sub(self.promised_of(owner) + missing)
     }
 
-    /// Shared blocks that back no reservation and are not in the reserve.
+    /// Blocks reserved for sessions of this user that keep to its own files.
+    fn promised_of(&self, owner: u32) -> u64 {
+        let same = self.promised.values().filter(|promise| promise.owner == owner && !promise.shared);
+        same.map(|promise| promise.blocks).sum()
+    }
+
+    /// Shared blocks that back no reservation and are in no reserve.
     fn spare(&self, free: &Free) -> u64 {
+        self.spare_to_replace(free).saturating_sub(self.replace_reserve)
+    }
+
+    /// The same with the reserve for replacing.
+    fn spare_to_replace(&self, free: &Free) -> u64 {
         free.blocks.shared.saturating_sub(self.needed(free) + self.reserve)
     }
 
     /// Reserves up to `blocks` more; returns how many.
     pub fn promise(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
-        let given = blocks.min(self.free(session, free)).min(self.ahead.unwrap_or(u64::MAX));
+        let ahead = |ahead: Ahead| ahead.blocks.saturating_sub(self.replace_reserve).min(ahead.nodes);
+        let given = blocks.min(self.free(session, free)).min(self.ahead.map_or(u64::MAX, ahead));
+        self.add(session, given)
+    }
+
+    /// The same for records that replace blocks; the session may get some of the reserve for these.
+    pub fn promise_to_replace(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
+        let Some(Promise { owner, replacing, shared, .. }) = self.promised.get(&session).copied() else {
+            return 0;
+        };
+        let (own, of_user) = match shared {
+            true => (0, u64::MAX),
+            false => {
+                let same = self.promised.values().filter(|promise| promise.owner == owner && !promise.shared);
+                let part = (self.replace_reserve / REPLACING_PART).max(REPLACING_MIN).max(free.own(owner));
+                let reserved = same.map(|promise| promise.replacing).sum();
+                (free.own(owner).saturating_sub(self.promised_of(owner)), part.saturating_sub(reserved))
+            }
+        };
+        let left = (own + self.spare_to_replace(free)).min(self.free_nodes(free));
+        let few = REPLACING_MAX.saturating_sub(replacing).min(of_user);
+        let ahead = self.ahead.map_or(u64::MAX, |ahead| ahead.blocks.min(ahead.nodes));
+        let given = self.add(session, blocks.min(few).min(left).min(ahead));
+        if let Some(promise) = self.promised.get_mut(&session) {
+            promise.replacing += given;
+        }
+        given
+    }
+
+    /// Reserves blocks that are there; returns how many.
+    fn add(&mut self, session: SessionId, given: u64) -> u64 {
         let Some(promise) = self.promised.get_mut(&session) else { return 0 };
         promise.blocks += given;
         self.total += given;
-        self.ahead = self.ahead.map(|ahead| ahead - given);
+        let less = |ahead: Ahead| Ahead { blocks: ahead.blocks - given, nodes: ahead.nodes - given };
+        self.ahead = self.ahead.map(less);
         given
     }
 
@@ -210,11 +284,10 @@ impl Room {
         let before = std::mem::replace(&mut promise.shared, true);
         // At worst the whole reservation was backed by the user's own blocks.
         let more = promise.blocks;
-        let ahead = self.ahead.map(|ahead| ahead.checked_sub(more));
-        let backed =
-            before || (ahead != Some(None) && self.needed(free) + self.reserve <= free.blocks.shared);
-        if let Some(Some(ahead)) = ahead.filter(|_| backed && !before) {
-            self.ahead = Some(ahead);
+        let is_ahead = self.ahead.is_none_or(|ahead| more <= ahead.blocks.min(ahead.nodes));
+        let backed = before || (is_ahead && self.needed(free) + self.reserve <= free.blocks.shared);
+        if let Some(ahead) = self.ahead.as_mut().filter(|_| backed && !before) {
+            *ahead = Ahead { blocks: ahead.blocks - more, nodes: ahead.nodes - more };
         }
         if let Some(promise) = self.promised.get_mut(&session).filter(|_| !backed) {
             promise.shared = false;
@@ -239,7 +312,7 @@ mod tests {
     }
 
     fn room(reserve: u64, owners: &[u32]) -> Room {
-        let mut room = Room::new(reserve);
+        let mut room = Room::new(reserve, 0);
         for (index, owner) in owners.iter().enumerate() {
             room.begin(SessionId(index as u64 + 1), *owner);
         }
@@ -321,6 +394,49 @@ mod tests {
         room.end_batch(one, 300);
         assert!(room.share(one, &free));
         assert_eq!(room.promise(two, 600, &free), 600);
+    }
+
+    #[test]
+    fn records_that_replace_blocks_get_what_others_leave() {
+        let mut room = Room::new(10, 64);
+        for (session, owner) in [(1, 7), (2, 8), (3, 7)] {
+            room.begin(SessionId(session), owner);
+        }
+        let [one, two, three] = [1, 2, 3].map(SessionId);
+        let full = free(84, &[], 9000);
+        assert_eq!((room.promise(one, 100, &full), room.promise(two, 1, &full)), (10, 0));
+        room.end_batch(one, 10);
+        // The records of one are digested: they took 10 of the blocks, and 8 more for those that replaced others.
+        let full = free(74, &[], 9000);
+        assert_eq!(room.promise(one, 1, &full), 0);
+        assert_eq!(room.promise_to_replace(one, 100, &full), 8, "a part is for each user");
+        assert_eq!(room.promise_to_replace(three, 100, &full), 0, "who has it already");
+        assert_eq!(room.promise_to_replace(two, 6, &full), 6);
+        room.end_batch(one, 8);
+        // Those that they freed are the user's own. They are for what replaces blocks, and for nothing else.
+        let full = free(66, &[(7, 8)], 9000);
+        assert_eq!((room.promise(one, 1, &full), room.promise(three, 1, &full)), (0, 0));
+        assert_eq!(room.promise_to_replace(three, 7, &full), 7);
+        assert_eq!(room.promise_to_replace(one, 100, &full), 1, "its own");
+        // After a removal there is space for everything.
+        let freed = free(66, &[(7, 108)], 9000);
+        assert_eq!(
+            room.promise(one, 1000, &freed),
+            108 - 8 - 14,
+            "14 are missing of those that others may use"
+        );
+    }
+
+    #[test]
+    fn a_batch_leaves_what_replaces_blocks() {
+        let free = free(200, &[], 9000);
+        let mut room = Room::new(10, 64);
+        room.begin(SessionId(1), 7);
+        room.begin_batch(&free, 100);
+        assert!(!room.lend(200 - 73, &free) && room.lend(200 - 74, &free));
+        assert_eq!(room.promise(SessionId(1), 1, &free), 0);
+        assert_eq!(room.promise_to_replace(SessionId(1), 9, &free), 8);
+        room.end_batch(SessionId(1), 8);
     }
 
     #[test]

@@ -256,7 +256,7 @@ impl State {
             ready: VecDeque::new(),
             ranges: BTreeMap::new(),
             references,
-            room: Room::new(config.room_reserve),
+            room: Room::new(config.room_reserve, config.replace_reserve()),
             numbers: Numbers::of_life(life),
             revocations: VecDeque::new(),
             recalls: Recalls::default(),

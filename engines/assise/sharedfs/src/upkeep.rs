@@ -53,20 +53,21 @@ impl Core {
         if request.shared.get() == 1 {
             self.share_room(id)?;
         }
-        let mut given = self.promise_room(id, request.room_blocks.get())?;
+        let (blocks, replaces) = (request.room_blocks.get(), request.replaces.get() == 1);
+        let mut given = self.promise_room(id, blocks, replaces)?;
         for _ in 0..MAKE_ROOM_TRIES {
-            if given > 0 || request.room_blocks.get() == 0 {
+            if given > 0 || blocks == 0 {
                 break;
             }
             // Inodes that others removed free space when the removal is digested and no reference is left; sessions
             // that ended just now are waited for.
             self.tidy_wanted(true);
-            given = self.promise_room(id, request.room_blocks.get())?;
+            given = self.promise_room(id, blocks, replaces)?;
             if given == 0 {
                 self.host.wait(&Word::new(0), 0, Some(self.host.now().after(MAKE_ROOM_PAUSE)));
             }
         }
-        if given == 0 && request.room_blocks.get() > 0 {
+        if given == 0 && blocks > 0 {
             return Err(Status::NoSpace);
         }
         let response = RefillResponse {
@@ -77,11 +78,14 @@ impl Core {
         Ok(response.as_bytes().to_vec())
     }
 
-    fn promise_room(&self, id: SessionId, blocks: u64) -> Result<u64, Status> {
+    fn promise_room(&self, id: SessionId, blocks: u64, replaces: bool) -> Result<u64, Status> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        Ok(state.room.promise_share(id, blocks, &state.copy.free))
+        Ok(match state.room.promise_share(id, blocks, &state.copy.free) {
+            0 if replaces => state.room.promise_to_replace(id, blocks, &state.copy.free),
+            given => given,
+        })
     }
 
     /// Makes a session's reservation valid for other users' files, too.

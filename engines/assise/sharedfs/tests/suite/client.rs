@@ -41,6 +41,7 @@ pub fn tiny() -> Config {
         own_range: 1000,
         room_blocks: 200,
         room_reserve: 16,
+        replace_reserve_max: 0,
         lease_words: 64,
         known_max: 64,
         references_max: 16,
@@ -257,7 +258,15 @@ impl Client {
     /// Asks for so many blocks more; how many there are.
     pub fn refill(&self, blocks: u64, shared: bool) -> Result<u64, Status> {
         let (inodes, shared) = (0.into(), u32::from(shared).into());
-        let request = RefillRequest { inodes, room_blocks: blocks.into(), shared, reserved: 0.into() };
+        let request = RefillRequest { inodes, room_blocks: blocks.into(), shared, replaces: 0.into() };
+        let body = self.call(CallKind::Refill, &[request.as_bytes()])?;
+        Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
+    }
+
+    /// The same for records that replace blocks.
+    pub fn refill_to_replace(&self, blocks: u64) -> Result<u64, Status> {
+        let (inodes, shared) = (0.into(), 0.into());
+        let request = RefillRequest { inodes, room_blocks: blocks.into(), shared, replaces: 1.into() };
         let body = self.call(CallKind::Refill, &[request.as_bytes()])?;
         Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
     }

@@ -15,6 +15,7 @@ mod damaged_ledger;
 mod door;
 mod ending;
 mod fences;
+mod full_pool;
 mod greetings;
 mod hand_over;
 mod hostile;

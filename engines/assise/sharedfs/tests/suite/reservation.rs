@@ -14,20 +14,23 @@ use sharedfs::{Config, Daemon, Format, format_pool};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-const BLOCK: u64 = 4096;
+pub const BLOCK: u64 = 4096;
 
 /// Space that is never promised: enough for the copies of the paths that one record changes.
-const RESERVE: u64 = 200;
+pub const RESERVE: u64 = 200;
+
+/// Space that is promised only for what replaces blocks.
+pub const REPLACE_RESERVE: u64 = 64;
 
 /// A pool with some files, and the client that uses its reservation up.
-struct Bench {
-    recorder: Recorder,
-    daemon: Arc<Daemon>,
-    one: Client,
-    random: Draws,
+pub struct Bench {
+    pub recorder: Recorder,
+    pub daemon: Arc<Daemon>,
+    pub one: Client,
+    pub random: Draws,
     /// Directories and files that were made before, and files that were made since.
-    folders: [InodeNumber; 2],
-    files: Vec<InodeNumber>,
+    pub folders: [InodeNumber; 2],
+    pub files: Vec<InodeNumber>,
 }
 
 /// Records of one kind.
@@ -40,16 +43,16 @@ struct Records {
 
 /// The size of a pool.
 #[derive(Clone, Copy, Debug)]
-struct Size {
-    nodes: u32,
-    blocks: u64,
+pub struct Size {
+    pub nodes: u32,
+    pub blocks: u64,
 }
 
 /// Nodes are scarce, or blocks.
-const SIZES: [Size; 2] = [Size { nodes: 2048, blocks: 16 << 10 }, Size { nodes: 16 << 10, blocks: 1536 }];
+pub const SIZES: [Size; 2] = [Size { nodes: 2048, blocks: 16 << 10 }, Size { nodes: 16 << 10, blocks: 1536 }];
 
 impl Bench {
-    fn new(size: Size, seed: u64, foreign: bool) -> Self {
+    pub fn new(size: Size, seed: u64, foreign: bool) -> Self {
         let recorder = Recorder::new();
         let new = Format {
             pool: format::PoolUid::new(77),
@@ -65,6 +68,7 @@ impl Bench {
             own_range: 100_000,
             room_blocks: 0,
             room_reserve: RESERVE,
+            replace_reserve_max: REPLACE_RESERVE,
             log_bytes: 1 << 20,
             log_bytes_max: 1 << 20,
             batch_records: 256,
@@ -103,7 +107,7 @@ impl Bench {
     }
 
     /// Makes files with names of a few bytes.
-    fn make_files(&mut self, count: u64) {
+    pub fn make_files(&mut self, count: u64) {
         for index in 0..count {
             let (file, made) =
                 self.one.create(self.folders[0], format!("old-{index}").as_bytes(), FILE | 0o644);
@@ -113,13 +117,13 @@ impl Bench {
     }
 
     /// A name of so many bytes that was not given before.
-    fn name(&mut self, number: u64, bytes: usize) -> Vec<u8> {
+    pub fn name(&mut self, number: u64, bytes: usize) -> Vec<u8> {
         let mut name = format!("{:x}-{number}", self.random.below(1 << 20)).into_bytes();
         name.resize(name.len().max(bytes), b'n');
         name
     }
 
-    fn usage(&self) -> (u64, u64) {
+    pub fn usage(&self) -> (u64, u64) {
         let report = area::check::check(&self.recorder.medium()).unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
         (report.nodes, report.data_blocks)
@@ -134,7 +138,7 @@ fn xattr(bench: &mut Bench, inode: InodeNumber, name: &[u8], bytes: usize) -> bo
     bench.one.append(header, &[name, &vec![b'v'; bytes]])
 }
 
-fn truncate(bench: &mut Bench, inode: InodeNumber, size: u64) -> bool {
+pub fn truncate(bench: &mut Bench, inode: InodeNumber, size: u64) -> bool {
     let mut header = bench.one.header(Kind::Truncate, inode);
     header.offset.set(size);
     bench.one.append(header, &[])
@@ -155,7 +159,7 @@ fn link(bench: &mut Bench, inode: InodeNumber, parent: InodeNumber, name: &[u8])
     bench.one.append(header, &[name])
 }
 
-fn create(bench: &mut Bench, parent: InodeNumber, name: &[u8], mode: u32) -> bool {
+pub fn create(bench: &mut Bench, parent: InodeNumber, name: &[u8], mode: u32) -> bool {
     let (inode, made) = bench.one.create(parent, name, mode);
     bench.files.extend(made.then_some(inode));
     made
@@ -414,7 +418,7 @@ const OF_CONTENTS: [Records; 9] = [
         prepare: write_in_order,
         append: |bench, number| {
             let size = 256 * BLOCK - number * 1000;
-            truncate(bench, bench.files[0], if number % 3 == 2 { 1 << 40 } else { size })
+            truncate(bench, bench.files[0], if number % 3 == 2 { (1 << 40) + 1 } else { size | 1 })
         },
     },
     Records {

@@ -180,7 +180,7 @@ fn more_own_inodes_than_can_be_told_of_end_the_session_and_lose_nothing() {
 
 fn refill(client: &Client, blocks: u64) -> Result<u64, Status> {
     let request =
-        RefillRequest { inodes: 0.into(), room_blocks: blocks.into(), shared: 0.into(), reserved: 0.into() };
+        RefillRequest { inodes: 0.into(), room_blocks: blocks.into(), shared: 0.into(), replaces: 0.into() };
     let body = client.call(CallKind::Refill, &[request.as_bytes()])?;
     Ok(split::<RefillResponse>(&body).unwrap().0.room_blocks.get())
 }
