@@ -252,9 +252,15 @@ const BLOCK: u64 = 4096;
 
 impl FullPool {
     fn new() -> Self {
+        Self::with(|_| ())
+    }
+
+    /// A full pool in which there is something else, too.
+    fn with(make: impl FnOnce(&mut Player<LibFs>)) -> Self {
         let node = Node::new(Config { area: assise_local::sharedfs_area(1 << 11), ..tiny() });
         let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
         let mut player = process(Arc::new(libfs), 1);
+        make(&mut player);
         for (slot, name) in [(KEPT, "kept"), (GIVEN, "given"), (SPARSE, "sparse"), (BIG, "big")] {
             player.call(&Call::Open { slot, path: at(name), flags: O_RDWR_CREAT, mode: 0o644 });
         }
@@ -349,6 +355,65 @@ fn on_a_full_pool_nothing_that_was_written_again_is_lost_with_the_daemon() {
         assert!(recovered.cuts.is_empty(), "{:?}", recovered.cuts);
         pool.kept_is_there();
     }
+}
+
+/// The blocks that many programs have reserved, whose records are not digested, are there for the next one.
+#[test]
+fn on_a_full_pool_idle_programs_leave_what_others_need() {
+    const PROGRAMS: u64 = 20;
+    let own = |number: u64| format!("own-{number}");
+    let mut pool = FullPool::with(|player| {
+        for number in 0..PROGRAMS {
+            let path = at(&own(number));
+            player.call(&Call::Open { slot: 6, path, flags: O_RDWR_CREAT, mode: 0o644 });
+            player.call(&Call::Pwrite { slot: 6, offset: 0, data: vec![7; 2 * BLOCK as usize] });
+            player.call(&Call::Close(6));
+        }
+    });
+    let mut others = Vec::new();
+    for number in 0..PROGRAMS {
+        let (other, _) = pool.node.attach(Caller::ROOT, Limits::default());
+        let mut other = process(Arc::new(other), number + 10);
+        other.call(&Call::Open { slot: 0, path: at(&own(number)), flags: 2, mode: 0 });
+        let written = other.call(&Call::Pwrite { slot: 0, offset: 100, data: vec![8; BLOCK as usize] });
+        assert_eq!(written, Answer::Number(BLOCK), "program {number}");
+        others.push(other);
+    }
+    pool.kept_is_there();
+}
+
+/// A program that knew where a file had holes, before it reserved blocks for them.
+#[test]
+fn on_a_full_pool_blocks_are_written_that_were_holes_before() {
+    const SEEK_DATA: i32 = 3;
+    let mut given = None;
+    let mut pool = FullPool::with(|player| {
+        let path = at("late");
+        player.call(&Call::Open { slot: 6, path, flags: O_RDWR_CREAT, mode: 0o644 });
+        player.call(&Call::Ftruncate { slot: 6, size: 100 * BLOCK as i64 });
+        player.call(&Call::Pwrite { slot: 6, offset: 90 * BLOCK, data: vec![1] });
+        player.call(&Call::Fsync(6));
+        player.call(&Call::Lseek { slot: 6, by: 0, whence: SEEK_DATA });
+        given = Some(player.call(&Call::Fallocate { slot: 6, mode: 0, offset: 0, bytes: 10 * BLOCK }));
+    });
+    assert!(!matches!(given, Some(Answer::Failed(_))));
+    pool.done(&Call::Pwrite { slot: 6, offset: 0, data: vec![2; 10 * BLOCK as usize] });
+    pool.kept_is_there();
+}
+
+/// A range is cleared and reserved, or stays as it is.
+#[test]
+fn on_a_full_pool_a_range_is_not_cleared_without_space_to_reserve_it() {
+    const FALLOC_FL_ZERO_RANGE: i32 = 0x10;
+    let mut pool = FullPool::new();
+    let cleared = pool.player.call(&Call::Fallocate {
+        slot: KEPT,
+        mode: FALLOC_FL_ZERO_RANGE,
+        offset: 0,
+        bytes: 40 * BLOCK,
+    });
+    assert_eq!(cleared, Answer::Failed(ENOSPC));
+    pool.kept_is_there();
 }
 
 /// Removing data needs no space, and space is there afterwards.

@@ -4,7 +4,7 @@
 
 use format::call::{EXTENT_BY_CALL, ExtentReply};
 use format::node::EXTENT_UNWRITTEN;
-use format::{BLOCK_BYTES, Block, SegmentId};
+use format::{BLOCK_BYTES, Block, SegmentId, Sequence};
 use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -46,6 +46,9 @@ pub(crate) struct Extents {
     /// Lower half of the generation at which SharedFS described the window; none while the file has no data in the
     /// area.
     pub generation: Option<u32>,
+    /// When it was described: the era, and how far own records were in the area by then. A reservation of blocks changes
+    /// the window without another generation.
+    pub as_of: (u64, Sequence),
 }
 
 impl Extents {

@@ -134,6 +134,7 @@ impl State {
     /// not.
     pub(crate) fn has_blocks(&mut self, index: NodeIndex, start: u64, end: u64) -> Step<bool> {
         const BLOCK: u64 = BLOCK_BYTES as u64;
+        let as_of = self.purged();
         let session = self.session.as_ref().ok_or(Need::Attach)?;
         let node = self.nodes.get_mut(index);
         let inode = node.inode;
@@ -149,7 +150,7 @@ impl State {
             match overlay.in_block(&self.pool, block * BLOCK) {
                 Some(Origin::Log(_)) => {}
                 Some(Origin::Zero) => return Ok(false),
-                None => match extents.has(block) {
+                None => match extents.has(block).filter(|has| *has || extents.as_of == as_of) {
                     Some(true) => {}
                     Some(false) => return Ok(false),
                     None => return Err(Need::Extents(inode, block, blocks.end - block).into()),

@@ -16,8 +16,8 @@ use zerocopy::little_endian::{U32, U64};
 
 /// Factor by which later requests for blocks may be larger than the first.
 const REFILL_GROWTH: u64 = 8;
-/// Blocks that are requested at once for records that replace blocks, on a full pool.
-const REPLACING_BLOCKS: u64 = 16;
+/// Requests for records that replace blocks after a refusal, before space for any record is requested again.
+const FULL_FOR: u32 = 64;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested, or about this number of
 /// bytes if that is less.
 const PART: u64 = 8;
@@ -74,6 +74,11 @@ impl LibFs {
                 _ => session.room_to_replace += granted.room_blocks.get(),
             }
             session.room_granted += granted.room_blocks.get();
+            if request.replaces.get() == 1 {
+                session.full_for = session.full_for.saturating_sub(1);
+            } else if request.room_blocks.get() > 0 {
+                session.full_for = if granted.room_blocks.get() == 0 { FULL_FOR } else { 0 };
+            }
         }
         Ok(Some(granted))
     }
@@ -83,20 +88,26 @@ impl LibFs {
     /// # Errors
     /// `NoSpace`: even after a digest of all records, which frees reserved blocks that were not used.
     pub(crate) fn get_room(&self, cost: RecordCost) -> Result<()> {
+        if cost.replaces && self.state().session.as_ref().is_some_and(Session::is_full) {
+            // It gets other space, too, if there is some again.
+            return self.get_room_to_replace(cost);
+        }
         match self.get_room_to_add(cost.blocks) {
             Err(vfs::Error::NoSpace) if cost.replaces => self.get_room_to_replace(cost),
             got => got,
         }
     }
 
-    /// Extends the reservation for a record that replaces blocks.
+    /// Extends the reservation for a record that replaces blocks, by no more than it needs: all programs share what there is.
     ///
     /// # Errors
     /// `NoSpace`: even after a digest of all records. They may have taken what there is for such a record, and give it back.
     pub(crate) fn get_room_to_replace(&self, cost: RecordCost) -> Result<()> {
-        let wanted = cost.blocks.max(REPLACING_BLOCKS);
         let mut digested = None;
         for _ in 0..self.limits.attempts {
+            let available =
+                self.state().session.as_ref().map_or(0, |session| session.room + session.room_to_replace);
+            let wanted = cost.blocks.saturating_sub(available).max(1);
             let granted = self.refill(RefillRequest { replaces: U32::new(1), ..request(0, wanted) })?;
             let has_room = self.state().session.as_ref().is_none_or(|session| session.has_room(cost));
             match granted {

@@ -59,6 +59,9 @@ pub(crate) struct Session {
     pub room: u64,
     /// Those that are left only for records that replace blocks.
     pub room_to_replace: u64,
+    /// A request for space for any record was refused: so many requests for records that replace blocks come before the next
+    /// one.
+    pub full_for: u32,
     /// All blocks reserved since the session began.
     pub room_granted: u64,
     /// The reservation may be used for other users' files too.
@@ -111,6 +114,7 @@ impl Session {
             inodes_left: welcome.inodes.get(),
             room: welcome.room_blocks.get(),
             room_to_replace: 0,
+            full_for: 0,
             room_granted: 0,
             room_is_shared: welcome.uid.get() == 0,
             ledger_newest: Sequence::new(welcome.ledger.get()),
@@ -124,6 +128,11 @@ impl Session {
             log_refused: false,
             welcome,
         })
+    }
+
+    /// Whether a request for space for any record was refused a short time ago. A refusal takes tens of milliseconds.
+    pub fn is_full(&self) -> bool {
+        self.full_for > 0
     }
 
     /// Whether the reservation is enough for a record.
@@ -404,6 +413,11 @@ impl State {
         let time = seen.fold(self.host.wall_tick().max(self.last_time_ns), i64::max);
         self.last_time_ns = time;
         time
+    }
+
+    /// The era, and how far own records are in the area and in no cache.
+    pub fn purged(&self) -> (u64, Sequence) {
+        (self.era, self.session.as_ref().map_or(Sequence::new(0), |session| session.purged))
     }
 
     /// Appends and commits a record that adds no data and costs so many blocks. An error means that it had no effect.

@@ -6,7 +6,7 @@ use crate::need::{Need, RecordCost, Step};
 use crate::nodes::NodeIndex;
 use crate::overlay::{Origin, Piece};
 use crate::records;
-use crate::state::State;
+use crate::state::{Session, State};
 use format::call::LEASE_WRITE;
 use format::record::{
     FILE_BYTES_MAX, Operation, ROOM_OF_TREE, SET_MODE, SetAttrBody, is_own_file, room_blocks, room_of_range,
@@ -112,10 +112,11 @@ impl State {
         bytes: usize,
         is_full: bool,
     ) -> Step<(usize, RecordCost)> {
-        let few = if is_full { bytes.min(REPLACED_BYTES_MAX) } else { bytes };
+        let may_be_full = is_full || self.session.as_ref().is_some_and(Session::is_full);
+        let few = if may_be_full { bytes.min(REPLACED_BYTES_MAX) } else { bytes };
         let cost = RecordCost::replacing(room_of_range(start, few as u64));
         let is_there = self.session.as_ref().is_some_and(|session| session.has_room(cost));
-        if (is_full || is_there) && self.has_blocks(index, start, start + few as u64)? {
+        if (may_be_full || is_there) && self.has_blocks(index, start, start + few as u64)? {
             return if is_there { Ok((few, cost)) } else { Err(Need::RoomToReplace(cost).into()) };
         }
         if is_full {

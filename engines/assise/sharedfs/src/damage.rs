@@ -12,11 +12,12 @@ use area::Area;
 use format::checksum::Salt;
 use format::envelope::FRAME_ALIGN;
 use format::ledger::{Entry, Event, Kind};
-use format::{Envelope, Epoch, HEADER_BYTES, Incarnation, Life, LogUid};
+use format::{Envelope, Epoch, HEADER_BYTES, Incarnation, Life, LogUid, Sequence};
+use ipc::Digested;
 use mirror::logs::{BEGINNING, LOG_BYTES_MAX, LogFile, is_log_file, log_file};
 use pmem::ring::{RingPosition, scan};
 use pmem::{MediaError, Medium, Region};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use zerocopy::FromBytes;
 
@@ -262,6 +263,24 @@ pub(crate) fn is_incomplete(
     Ok(is_short || (!has_records && !file.is_as_made(life, file_bytes)?))
 }
 
+/// The last record of a log behind those that are digested.
+fn last_record(log: Option<&LogFile>, digested: Digested) -> Result<Digested, Error> {
+    let (Some(log), mut end) = (log, digested) else { return Ok(digested) };
+    let mut frames = log.frames(digested);
+    while let Some(frame) = frames.next()? {
+        end = frame.after;
+    }
+    Ok(end)
+}
+
+/// A sentence for a log that ends before a record that the ledger names: log or tree are from another time.
+fn lacking((uid, incarnation): (LogUid, Incarnation), end: Digested, up_to: Sequence) -> Option<String> {
+    (end.sequence < up_to).then(|| {
+        let (name, last) = (log_file(uid, incarnation), end.sequence);
+        format!("file {name}: the records after {last} are missing, and the ledger names those up to {up_to}")
+    })
+}
+
 /// Describes the damage in the ledger and in the logs of a pool that no daemon serves, one sentence each. Changes
 /// nothing.
 ///
@@ -277,30 +296,40 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
     let of_cluster = |epoch: Epoch| epoch != Epoch::default();
     let life = area.ledger().life;
     let mut has_copies = lives.iter().any(|(other, item)| *other == life && of_cluster(item.epoch));
-    let mut named = BTreeSet::new();
+    let digested = |uid: &LogUid| progress.get(uid).copied().unwrap_or(BEGINNING);
+    let (mut findings, mut named) = (Vec::new(), BTreeSet::new());
+    // The last records that entries name. A crash may leave the last entry without them.
+    let (mut digests, mut last_digest) = (BTreeMap::new(), None);
     while let Some(read) = ledger.next_entry()? {
         let entry = read.entry()?;
         named.insert(entry.log);
-        if let Event::Life { body } = entry.event {
-            has_copies = of_cluster(body.epoch);
+        if !matches!(entry.event, Event::Reap { .. } | Event::Pad) {
+            digests.extend(last_digest.take());
+        }
+        match entry.event {
+            Event::Life { body } => has_copies = of_cluster(body.epoch),
+            Event::Digest { up_to, .. } => last_digest = Some((entry.log, up_to)),
+            Event::CloseLog { .. } => {
+                if let (Some(up_to), Some(open)) = (digests.remove(&entry.log), ledger.table().log(entry.log))
+                {
+                    let life = (entry.log, open.incarnation);
+                    let log = LogFile::open(medium, life, open.file_bytes)?;
+                    let end = last_record(log.as_ref(), digested(&entry.log))?;
+                    findings.extend(lacking(life, end, up_to));
+                }
+            }
+            _ => {}
         }
         ledger.note(&read)?;
     }
     let table = ledger.table();
-    let mut findings = Vec::new();
     let known = |uid| table.log(uid).is_some() || named.contains(&uid);
     let mut undigested = !unaccounted(medium, &ledger, known)?.is_empty();
     for (uid, open) in table.logs() {
-        let from = progress.get(&uid).copied().unwrap_or(BEGINNING);
+        let from = digested(&uid);
         let life = (uid, open.incarnation);
         let log = LogFile::open(medium, life, open.file_bytes)?;
-        let mut end = from;
-        if let Some(log) = &log {
-            let mut frames = log.frames(from);
-            while let Some(frame) = frames.next()? {
-                end = frame.after;
-            }
-        }
+        let end = last_record(log.as_ref(), from)?;
         undigested |= end != from;
         let (name, last) = (log_file(uid, open.incarnation), end.sequence);
         // A copy may have got no file of a log that another node made.
@@ -313,6 +342,8 @@ pub fn check(medium: &Medium) -> Result<Vec<String>, Error> {
         {
             undigested = true;
             findings.push(format!("file {name}: the record after {last} is damaged"));
+        } else if let Some(up_to) = digests.get(&uid) {
+            findings.extend(lacking(life, end, *up_to));
         }
     }
     let said =

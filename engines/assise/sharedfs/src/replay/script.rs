@@ -154,7 +154,9 @@ impl<'a> Script<'a> {
         let entry = read.entry()?;
         // The inodes that a digest removed are in the entries behind it, before the commit.
         if !matches!(entry.event, Event::Reap { .. } | Event::Pad) {
-            self.executed.damaged.extend(self.short.take());
+            let is_known = |log: LogUid| self.executed.damaged.iter().any(|(known, _)| *known == log);
+            let short = self.short.take().filter(|(log, _)| !is_known(*log));
+            self.executed.damaged.extend(short);
         }
         // An entry that needs records, or removes inodes, is noted when that is done: a commit in the middle of it stands
         // before it.

@@ -151,6 +151,39 @@ fn a_log_whose_file_is_gone_or_another_one_is_found() {
     assert!(recovered.incomplete.is_empty() && all_there(&daemon));
 }
 
+/// An older copy of the tree lacks what was digested since, and the log was written over, or is closed: `check` says what
+/// recovery will say.
+#[test]
+fn an_older_tree_is_found_by_check() {
+    for closes in [false, true] {
+        let (folder, older) =
+            (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        new_pool(&Medium::file(folder.path()).unwrap());
+        let daemon = open(folder.path()).0;
+        let mut client = Client::attach(&daemon, user(0));
+        client.write_lease(ROOT);
+        let mut make = |names: std::ops::Range<u32>| {
+            for number in names {
+                assert!(client.create(ROOT, format!("{number:0200}").as_bytes(), FILE | 0o644).1);
+            }
+            client.digest(true).unwrap();
+        };
+        make(0..10);
+        fs::copy(folder.path().join("tree"), older.path().join("tree")).unwrap();
+        (1..=10).for_each(|round| make(round * 100..round * 100 + 50));
+        if closes {
+            daemon.end(client.session);
+        }
+        drop((client, daemon));
+        assert_eq!(check(folder.path()), [] as [String; 0]);
+        fs::copy(older.path().join("tree"), folder.path().join("tree")).unwrap();
+        let found = check(folder.path());
+        let said = if closes { "the ledger names those up to" } else { "the record after 10 is damaged" };
+        assert!(found.len() == 1 && found[0].contains(said), "{found:?}");
+        assert_eq!(open(folder.path()).1.damaged.len(), 1);
+    }
+}
+
 /// A machine that dies right after a log was closed leaves the log's file, and perhaps an entry that was not finished: that is
 /// no damage.
 #[test]
