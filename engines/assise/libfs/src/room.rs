@@ -18,6 +18,8 @@ use zerocopy::little_endian::{U32, U64};
 const REFILL_GROWTH: u64 = 8;
 /// Requests for records that replace blocks after a refusal, before space for any record is requested again.
 const FULL_FOR: u32 = 64;
+/// Refusals of space for a record that replaces blocks, each after some tens of milliseconds, before there is none.
+const REFUSALS_MAX: u32 = 16;
 /// A writer that finds the log full waits until the fraction `1 / PART` of its records is digested, or about this number of
 /// bytes if that is less.
 const PART: u64 = 8;
@@ -103,7 +105,7 @@ impl LibFs {
     /// # Errors
     /// `NoSpace`: even after a digest of all records. They may have taken what there is for such a record, and give it back.
     pub(crate) fn get_room_to_replace(&self, cost: RecordCost) -> Result<()> {
-        let mut digested = None;
+        let (mut digested, mut refusals) = (None, 0);
         for _ in 0..self.limits.attempts {
             let available =
                 self.state().session.as_ref().map_or(0, |session| session.room + session.room_to_replace);
@@ -114,10 +116,15 @@ impl LibFs {
                 Some(granted) if !has_room && granted.room_blocks.get() == 0 => {
                     let last = self.last();
                     if digested == Some(last) {
-                        break;
+                        refusals += 1;
+                        // Other programs may have it at the moment.
+                        if refusals == REFUSALS_MAX {
+                            break;
+                        }
+                    } else {
+                        self.get_digested(last)?;
+                        digested = Some(last);
                     }
-                    self.get_digested(last)?;
-                    digested = Some(last);
                 }
                 Some(_) if !has_room => {}
                 _ => return Ok(()),

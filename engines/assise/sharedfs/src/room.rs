@@ -233,13 +233,22 @@ impl Room {
 
     /// Reserves up to `blocks` more; returns how many.
     pub fn promise(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
-        let ahead = |ahead: Ahead| ahead.blocks.saturating_sub(self.replace_reserve).min(ahead.nodes);
-        let given = blocks.min(self.free(session, free)).min(self.ahead.map_or(u64::MAX, ahead));
+        let given = blocks.min(self.can_promise(session, free));
         self.add(session, given)
     }
 
-    /// The same for records that replace blocks; the session may get some of the reserve for these.
+    /// Blocks that can be reserved for a session now, for any record.
+    fn can_promise(&self, session: SessionId, free: &Free) -> u64 {
+        let ahead = |ahead: Ahead| ahead.blocks.saturating_sub(self.replace_reserve).min(ahead.nodes);
+        self.free(session, free).min(self.ahead.map_or(u64::MAX, ahead))
+    }
+
+    /// Reserves so many more, or none, for records that replace blocks; the session may get some of the reserve for these. If
+    /// each of several sessions had a part of what it needs, none of them could go on.
     pub fn promise_to_replace(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
+        if blocks <= self.can_promise(session, free) {
+            return self.add(session, blocks);
+        }
         let Some(Promise { owner, replacing, shared, .. }) = self.promised.get(&session).copied() else {
             return 0;
         };
@@ -255,7 +264,10 @@ impl Room {
         let left = (own + self.spare_to_replace(free)).min(self.free_nodes(free));
         let few = REPLACING_MAX.saturating_sub(replacing).min(of_user);
         let ahead = self.ahead.map_or(u64::MAX, |ahead| ahead.blocks.min(ahead.nodes));
-        let given = self.add(session, blocks.min(few).min(left).min(ahead));
+        if blocks > few.min(left).min(ahead) {
+            return 0;
+        }
+        let given = self.add(session, blocks);
         if let Some(promise) = self.promised.get_mut(&session) {
             promise.replacing += given;
         }
@@ -409,15 +421,17 @@ mod tests {
         // The records of one are digested: they took 10 of the blocks, and 8 more for those that replaced others.
         let full = free(74, &[], 9000);
         assert_eq!(room.promise(one, 1, &full), 0);
-        assert_eq!(room.promise_to_replace(one, 100, &full), 8, "a part is for each user");
-        assert_eq!(room.promise_to_replace(three, 100, &full), 0, "who has it already");
+        assert_eq!(room.promise_to_replace(one, 9, &full), 0, "a part is for each user");
+        assert_eq!(room.promise_to_replace(one, 8, &full), 8);
+        assert_eq!(room.promise_to_replace(three, 1, &full), 0, "who has it already");
         assert_eq!(room.promise_to_replace(two, 6, &full), 6);
         room.end_batch(one, 8);
         // Those that they freed are the user's own. They are for what replaces blocks, and for nothing else.
         let full = free(66, &[(7, 8)], 9000);
         assert_eq!((room.promise(one, 1, &full), room.promise(three, 1, &full)), (0, 0));
         assert_eq!(room.promise_to_replace(three, 7, &full), 7);
-        assert_eq!(room.promise_to_replace(one, 100, &full), 1, "its own");
+        assert_eq!(room.promise_to_replace(one, 2, &full), 0, "all, or nothing");
+        assert_eq!(room.promise_to_replace(one, 1, &full), 1, "its own");
         // After a removal there is space for everything.
         let freed = free(66, &[(7, 108)], 9000);
         assert_eq!(
@@ -435,7 +449,8 @@ mod tests {
         room.begin_batch(&free, 100);
         assert!(!room.lend(200 - 73, &free) && room.lend(200 - 74, &free));
         assert_eq!(room.promise(SessionId(1), 1, &free), 0);
-        assert_eq!(room.promise_to_replace(SessionId(1), 9, &free), 8);
+        assert_eq!(room.promise_to_replace(SessionId(1), 9, &free), 0);
+        assert_eq!(room.promise_to_replace(SessionId(1), 8, &free), 8);
         room.end_batch(SessionId(1), 8);
     }
 

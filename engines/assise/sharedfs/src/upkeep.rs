@@ -82,9 +82,9 @@ impl Core {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
-        Ok(match state.room.promise_share(id, blocks, &state.copy.free) {
-            0 if replaces => state.room.promise_to_replace(id, blocks, &state.copy.free),
-            given => given,
+        Ok(match replaces {
+            true => state.room.promise_to_replace(id, blocks, &state.copy.free),
+            false => state.room.promise_share(id, blocks, &state.copy.free),
         })
     }
 
