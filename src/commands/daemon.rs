@@ -39,7 +39,6 @@ use tracing::{error, info, warn};
 
 /// Pause of the thread that answers status requests after it could not accept a connection.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
-/// Files that a pool begins with.
 /// How often the daemon looks whether its pool was removed.
 pub(crate) const POOL_LOOK: Duration = Duration::from_millis(500);
 
