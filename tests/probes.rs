@@ -35,6 +35,11 @@ fn signals_meet_children_and_the_next_program() {
 }
 
 #[test]
+fn a_child_has_a_umask_of_its_own() {
+    run(&["vfork_umask"]);
+}
+
+#[test]
 fn forks_by_a_number_are_seen() {
     run(&["forks_by_number", "threads_by_number"]);
 }

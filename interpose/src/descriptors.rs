@@ -328,6 +328,8 @@ pub struct Overlay {
     pub given: Vec<DescriptionRef>,
     /// Memory of an exec that succeeded; the parent frees it with the overlay.
     pub exec: Option<crate::exec::Image>,
+    /// The umask that the child has set. The kernel keeps the parent's.
+    umask: Option<u32>,
 }
 
 impl Overlay {
@@ -336,7 +338,7 @@ impl Overlay {
         let found = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?)));
         let files: Vec<(i32, DescriptionRef)> = found.collect();
         let given = files.iter().map(|(_, held)| held.clone()).collect();
-        Self { files, moved: Vec::new(), given, exec: None }
+        Self { files, moved: Vec::new(), given, exec: None, umask: None }
     }
 }
 
@@ -345,6 +347,16 @@ impl Overlay {
 fn overlay() -> Option<&'static mut Overlay> {
     // SAFETY: the parent sets it while it sleeps in vfork; meanwhile only the child, which has one thread, uses it.
     local().borrowed().map(|overlay| unsafe { &mut *overlay })
+}
+
+/// The umask that the calling thread has set, if it is a child between vfork and exec.
+pub fn own_umask() -> Option<u32> {
+    overlay().and_then(|overlay| overlay.umask)
+}
+
+/// Notes the umask of a child between vfork and exec; false if the calling thread is none.
+pub fn note_own_umask(mask: u32) -> bool {
+    overlay().map(|overlay| overlay.umask = Some(mask)).is_some()
 }
 
 /// The internal descriptors that have other numbers in the calling thread.

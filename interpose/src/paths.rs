@@ -76,14 +76,16 @@ pub fn learn_umask() {
     }
 }
 
-/// Notes that the program has set the umask.
+/// Notes that the program has set the umask, or a child that shares the memory of the program has set its own.
 pub fn set_umask(mask: u32) {
-    UMASK.store(mask & 0o777, Ordering::Relaxed);
+    if !descriptors::note_own_umask(mask & 0o777) {
+        UMASK.store(mask & 0o777, Ordering::Relaxed);
+    }
 }
 
 /// Bits that are removed from the mode of a new file.
 pub fn umask() -> u32 {
-    UMASK.load(Ordering::Relaxed)
+    descriptors::own_umask().unwrap_or_else(|| UMASK.load(Ordering::Relaxed))
 }
 
 /// The path without `.`, doubled slashes and a slash at its end; `None` if it is not absolute or contains `..`.

@@ -195,6 +195,22 @@ static void vfork_exec(void) {
     CHECK(write(fd, "x", 1) == 1);
 }
 
+/* A child has a umask of its own, although it shares its parent's memory. */
+static void vfork_umask(void) {
+    struct stat made;
+    umask(022);
+    pid_t child = vfork();
+    if (child == 0) {
+        umask(077);
+        _exit(mkdir("by-child", 0777));
+    }
+    wait_for(child);
+    close(open("by-parent", O_CREAT | O_WRONLY, 0666));
+    CHECK(stat("by-child", &made) == 0 && (made.st_mode & 0777) == 0700);
+    CHECK(stat("by-parent", &made) == 0 && (made.st_mode & 0777) == 0644);
+    CHECK(umask(022) == 022);
+}
+
 static void spawns(void) {
     close(make("a", ""));
     posix_spawn_file_actions_t actions;
@@ -1150,7 +1166,7 @@ static const struct {
 } cases[] = {
     {"descriptors", descriptors}, {"close_ranges", close_ranges}, {"numbers_run_out", numbers_run_out},
     {"fork_shares_offset", fork_shares_offset}, {"fork_exec", fork_exec}, {"inherits", inherits},
-    {"vfork_exec", vfork_exec}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
+    {"vfork_exec", vfork_exec}, {"vfork_umask", vfork_umask}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
     {"bad_buffers", bad_buffers}, {"signals", signals}, {"lock_waits", lock_waits},
     {"program_faults", program_faults}, {"cancels", cancels}, {"cancels_files", cancels_files},
     {"cancels_waits", cancels_waits}, {"ends_in_the_next_library", ends_in_the_next_library},

@@ -191,6 +191,7 @@ fn processes_share_what_they_inherit() {
         "fork_shares_offset",
         "fork_exec",
         "vfork_exec",
+        "vfork_umask",
         "spawns",
         "programs",
         "forks_by_number",
