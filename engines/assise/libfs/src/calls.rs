@@ -486,8 +486,8 @@ impl State {
         let Some(index) = self.still(inode, asked_under, head.digested) else { return Ok(true) };
         let as_of = self.purged();
         if let Body::File { extents: window, .. } = &mut self.nodes.get_mut(index).body {
-            window.as_of = as_of;
-            window.learn(block, head.covered_to.get(), head.generation.get(), extents.into_iter());
+            let described = (head.generation.get(), as_of);
+            window.learn(block, head.covered_to.get(), described, extents.into_iter());
         }
         Ok(true)
     }

@@ -46,8 +46,8 @@ pub(crate) struct Extents {
     /// Lower half of the generation at which SharedFS described the window; none while the file has no data in the
     /// area.
     pub generation: Option<u32>,
-    /// When it was described: the era, and how far own records were in the area by then. A reservation of blocks changes
-    /// the window without another generation.
+    /// When its first part was described: the era, and how far own records were in the area by then. A reservation of blocks
+    /// changes the window without another generation.
     pub as_of: (u64, Sequence),
 }
 
@@ -80,7 +80,7 @@ impl Extents {
         &mut self,
         from: u64,
         covered_to: u64,
-        generation: u32,
+        (generation, as_of): (u32, (u64, Sequence)),
         replies: impl Iterator<Item = ExtentReply>,
     ) {
         let joins = self.generation == Some(generation)
@@ -89,7 +89,7 @@ impl Extents {
             && self.unwritten.len() < EXTENTS_MAX;
         if !joins {
             self.clear();
-            self.from = from;
+            (self.from, self.as_of) = (from, as_of);
         }
         self.generation = Some(generation);
         self.to = covered_to.max(from);
@@ -139,6 +139,9 @@ mod tests {
     use super::*;
     use zerocopy::little_endian::{U32, U64};
 
+    const THEN: (u64, Sequence) = (1, Sequence::new(5));
+    const LATER: (u64, Sequence) = (1, Sequence::new(9));
+
     fn reply(file_block: u64, block: u32, blocks: u32, flags: u32) -> ExtentReply {
         ExtentReply {
             file_block: U64::new(file_block),
@@ -155,7 +158,7 @@ mod tests {
         assert_eq!(extents.find(0), (Area::Unknown, 0));
         let replies =
             [reply(2, 10, 2, 0), reply(5, 20, 1, EXTENT_UNWRITTEN), reply(6, 30, 1, EXTENT_BY_CALL)];
-        extents.learn(1, 8, 7, replies.into_iter());
+        extents.learn(1, 8, (7, THEN), replies.into_iter());
         assert_eq!(extents.find(0), (Area::Unknown, 0));
         assert_eq!(extents.find(BLOCK + 1), (Area::Zero, BLOCK - 1));
         assert_eq!(
@@ -171,10 +174,12 @@ mod tests {
             [false, true, false, true, true, false].map(Some)
         );
         assert_eq!((extents.has(0), extents.has(8)), (None, None));
-        extents.learn(8, u64::MAX, 7, [reply(9, 1, 1, 0)].into_iter());
+        extents.learn(8, u64::MAX, (7, LATER), [reply(9, 1, 1, 0)].into_iter());
         assert_eq!(extents.find(3 * BLOCK).0, Area::Segment(SegmentId::new(3), 11 * BLOCK), "it was joined");
+        assert_eq!(extents.as_of, THEN, "the first part is as old as before");
         assert_eq!(extents.find(8 * BLOCK), (Area::Zero, BLOCK));
-        extents.learn(0, 2, 8, [].into_iter());
+        extents.learn(0, 2, (8, LATER), [].into_iter());
         assert_eq!(extents.find(3 * BLOCK).0, Area::Unknown, "another generation begins anew");
+        assert_eq!(extents.as_of, LATER);
     }
 }
