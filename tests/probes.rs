@@ -40,6 +40,11 @@ fn a_child_has_a_umask_of_its_own() {
 }
 
 #[test]
+fn the_first_call_is_that_of_a_child() {
+    run(&["vfork_first"]);
+}
+
+#[test]
 fn forks_by_a_number_are_seen() {
     run(&["forks_by_number", "threads_by_number"]);
 }

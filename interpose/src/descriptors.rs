@@ -43,6 +43,9 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 const INTERNALS: usize = 4096;
 /// Lowest number of the library's own descriptors if no high number is free: above those of the standard files.
 const LEAST: u64 = 3;
+/// Number of an internal descriptor that the calling process does not have: only a child between vfork and exec has it,
+/// or the child has closed its own. The kernel opens none with this number.
+const NOT_HERE: i32 = i32::MAX - 1;
 /// Numbers of the library's own descriptors, plus one; 0 for a free slot.
 static INTERNAL: [AtomicI32; INTERNALS] = [const { AtomicI32::new(0) }; INTERNALS];
 /// Slots of the internal descriptors that belong to the client of the mount, plus one; 0 for a free entry.
@@ -76,13 +79,20 @@ impl Internal {
         let moved = move_up(fd, true);
         raw::close(fd);
         let moved = moved?;
+        // A child between vfork and exec has a table of its own, which ends with it.
+        let overlay = overlay();
+        let number = if overlay.is_some() { NOT_HERE } else { moved };
         let free = |slot: &AtomicI32| {
-            slot.compare_exchange(0, moved + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            slot.compare_exchange(0, number + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         let Some(slot) = INTERNAL.iter().position(free) else {
             raw::close(moved);
             return Err(Errno(libc::EMFILE));
         };
+        if let Some(overlay) = overlay {
+            overlay.moved.push((slot as u32, moved));
+            return Ok(Self(slot as u32));
+        }
         // Marked as ours without a description, so every call of the program with this number fails with EBADF.
         mark(moved, true);
         Ok(Self(slot as u32))
@@ -107,11 +117,17 @@ impl Internal {
         INTERNAL[self.0 as usize].load(Ordering::Acquire) - 1
     }
 
-    /// Closes it.
+    /// Closes it. A child between vfork and exec closes it in its own table, and its parent does so when it continues.
     pub fn close(self) {
-        let fd = INTERNAL[self.0 as usize].swap(0, Ordering::AcqRel) - 1;
-        mark(fd, false);
-        raw::close(fd);
+        let Some(overlay) = overlay() else {
+            let fd = INTERNAL[self.0 as usize].swap(0, Ordering::AcqRel) - 1;
+            mark(fd, false);
+            return raw::close(fd);
+        };
+        raw::close(self.number());
+        overlay.moved.retain(|(slot, _)| *slot != self.0);
+        overlay.moved.push((self.0, NOT_HERE));
+        overlay.closed.push(self);
     }
 
     /// Frees its number for the program, and moves the descriptor to another one.
@@ -196,6 +212,9 @@ pub fn move_up(fd: i32, close_on_exec: bool) -> Result<i32, Errno> {
 
 /// The internal descriptor with this number, if it is one.
 pub fn internal(fd: i32) -> Option<Internal> {
+    if fd == NOT_HERE {
+        return None;
+    }
     if let Some((slot, _)) = moved().iter().find(|(_, number)| *number == fd) {
         return Some(Internal(*slot));
     }
@@ -210,7 +229,8 @@ pub fn internal(fd: i32) -> Option<Internal> {
 /// Numbers of all internal descriptors, lowest first.
 pub fn internal_numbers() -> Vec<i32> {
     let used = (0..INTERNALS).filter(|slot| INTERNAL[*slot].load(Ordering::Relaxed) != 0);
-    let mut numbers: Vec<i32> = used.map(|slot| Internal(slot as u32).number()).collect();
+    let numbers = used.map(|slot| Internal(slot as u32).number());
+    let mut numbers: Vec<i32> = numbers.filter(|number| *number != NOT_HERE).collect();
     numbers.sort_unstable();
     numbers
 }
@@ -321,9 +341,11 @@ impl Drop for DescriptionRef {
 #[derive(Default)]
 pub struct Overlay {
     files: Vec<(i32, DescriptionRef)>,
-    /// Internal descriptors that moved in the child's table: slots and numbers. They stay where they are in the
-    /// parent's table.
+    /// Internal descriptors that moved in the child's table, or that only this table has: slots and numbers. In the
+    /// parent's table they stay where they are, or are not there ([`NOT_HERE`]).
     moved: Vec<(u32, i32)>,
+    /// Internal descriptors that the child has closed.
+    closed: Vec<Internal>,
     /// The descriptions at the start of the child.
     pub given: Vec<DescriptionRef>,
     /// Memory of an exec that succeeded; the parent frees it with the overlay.
@@ -338,7 +360,13 @@ impl Overlay {
         let found = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?)));
         let files: Vec<(i32, DescriptionRef)> = found.collect();
         let given = files.iter().map(|(_, held)| held.clone()).collect();
-        Self { files, moved: Vec::new(), given, exec: None, umask: None }
+        Self { files, moved: Vec::new(), closed: Vec::new(), given, exec: None, umask: None }
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        self.closed.drain(..).for_each(Internal::close);
     }
 }
 
@@ -486,6 +514,10 @@ fn base() -> Result<i32, Errno> {
     if let Some(slot) = BASE.load(Ordering::Acquire).checked_sub(1) {
         return Ok(Internal(slot).number());
     }
+    // That of a child between vfork and exec would be unknown to its parent.
+    if overlay().is_some() {
+        return Err(Errno(libc::EMFILE));
+    }
     let open = |path| raw::open_at(libc::AT_FDCWD, path, libc::O_PATH | libc::O_CLOEXEC, 0);
     let opened = || open(c"/proc/self/fdinfo").or_else(|_| open(c"/dev/null")).or_else(|_| open(c"/"));
     let kept = limits::with_room(|_| Internal::keep(opened()?))?;
@@ -496,6 +528,12 @@ fn base() -> Result<i32, Errno> {
             Ok(Internal(other - 1).number())
         }
     }
+}
+
+/// Makes what a child between vfork and exec needs to open files, before the child exists. If that fails, its calls
+/// report that there are too many descriptors.
+pub fn prepare_for_child() {
+    let _ = base();
 }
 
 /// Makes a number a placeholder again, after a failed exec.

@@ -144,4 +144,13 @@ impl Local {
         let borrowed = self.mode.load(Ordering::Relaxed) & BORROWED != 0;
         borrowed.then(|| self.overlay.load(Ordering::Relaxed)).filter(|overlay| !overlay.is_null())
     }
+
+    /// The process that has this memory: that of the calling thread, or its parent if it is a child between vfork and
+    /// exec.
+    pub fn process(&self) -> i32 {
+        match self.borrowed() {
+            Some(_) => self.maker.load(Ordering::Relaxed).cast_signed(),
+            None => crate::raw::process(),
+        }
+    }
 }

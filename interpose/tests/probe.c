@@ -211,6 +211,41 @@ static void vfork_umask(void) {
     CHECK(umask(022) == 022);
 }
 
+/* The first call of a program on the file system under test is that of a child. */
+static void vfork_first(void) {
+    char folder[PATH_MAX];
+    CHECK(getcwd(folder, sizeof folder) && chdir("/") == 0 && setenv("FOLDER", folder, 1) == 0);
+    execl(self, self, "vfork_opens", "/", (char *)0);
+    CHECK(0);
+}
+
+static void vfork_opens(void) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/a", getenv("FOLDER"));
+    for (int round = 0; round < 3; round++) {
+        pid_t child = vfork();
+        if (child == 0) {
+            int made = open(path, O_CREAT | O_WRONLY | O_APPEND, 0644);
+            _exit(made < 0 || write(made, "x", 1) != 1 || fsync(made) != 0);
+        }
+        wait_for(child);
+        for (int again = 0; again < 20; again++) {
+            int fd = open(path, O_RDWR | O_APPEND);
+            CHECK(fd >= 0 && (again || write(fd, "y", 1) == 1) && fsync(fd) == 0 && close(fd) == 0);
+        }
+    }
+    holds(path, "xyxyxy");
+    int fd = open(path, O_RDWR);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(fd >= 0 && fcntl(fd, F_SETLK, &lock) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK(fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_WRLCK && lock.l_pid == getppid());
+        _exit(0);
+    }
+    wait_for(child);
+}
+
 static void spawns(void) {
     close(make("a", ""));
     posix_spawn_file_actions_t actions;
@@ -1166,7 +1201,8 @@ static const struct {
 } cases[] = {
     {"descriptors", descriptors}, {"close_ranges", close_ranges}, {"numbers_run_out", numbers_run_out},
     {"fork_shares_offset", fork_shares_offset}, {"fork_exec", fork_exec}, {"inherits", inherits},
-    {"vfork_exec", vfork_exec}, {"vfork_umask", vfork_umask}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
+    {"vfork_exec", vfork_exec}, {"vfork_umask", vfork_umask}, {"vfork_first", vfork_first},
+    {"vfork_opens", vfork_opens}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
     {"bad_buffers", bad_buffers}, {"signals", signals}, {"lock_waits", lock_waits},
     {"program_faults", program_faults}, {"cancels", cancels}, {"cancels_files", cancels_files},
     {"cancels_waits", cancels_waits}, {"ends_in_the_next_library", ends_in_the_next_library},

@@ -20,6 +20,7 @@ mod user;
 
 use crate::descriptors::{self, Internal};
 use crate::limits;
+use crate::local::local;
 use crate::mount::{Errno, Handle, MountPath, Result, Target};
 use crate::protections::protections;
 use crate::slots;
@@ -237,7 +238,7 @@ impl Tree {
         let inherited = self.owner.load(Ordering::Relaxed);
         let id = if inherited == 0 { SystemHost.random() } else { inherited };
         self.owner.store(id, Ordering::Relaxed);
-        let owner = LockOwner::Process { id, pid: crate::raw::process().unsigned_abs() };
+        let owner = LockOwner::Process { id, pid: local().process().unsigned_abs() };
         let now = user::credentials();
         let vfs = Vfs::new(Arc::new(libfs), now.0.clone(), owner).map_err(errno_of)?;
         let vfs = vfs.protected_by(protections);

@@ -341,10 +341,11 @@ impl Connection {
 }
 
 impl Link for Connection {
-    /// False once the other side has closed its end or died; true while it is stopped.
+    /// False once the other side has closed its end or died; true while it is stopped. False, too, for a descriptor that
+    /// this process does not have: a child between vfork and exec has connected, and has ended.
     fn is_up(&self) -> bool {
         let mut asked = [libc::pollfd { fd: self.0.raw(), events: libc::POLLRDHUP, revents: 0 }];
-        let gone = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        let gone = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
         match poll(&mut asked, Some(std::time::Duration::ZERO)) {
             Ok(()) => asked[0].revents & gone == 0,
             // Interrupted, or out of kernel memory: the next check finds out.
