@@ -123,6 +123,18 @@ fn a_check_says_how_it_ended() {
     assert_eq!((seconds(&text), code), ("check name: failed with status \n".to_string(), Some(1)));
 }
 
+/// Takes a cluster away at the end of its test, also of one that fails: its pool in memory is outside of its folder.
+struct RemovedAtEnd(std::path::PathBuf, std::path::PathBuf);
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        for arguments in [["down", "--hard"], ["remove", "--yes"]] {
+            let mut command = Command::new("timeout");
+            let _ = command.arg("60").arg(&self.0).args(arguments).env("HEARTH_DIR", &self.1).output();
+        }
+    }
+}
+
 #[test]
 fn what_is_installed_works_where_it_lies() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -154,11 +166,11 @@ fn what_is_installed_works_where_it_lies() {
         run(command.arg("60").arg(program).args(arguments).env("HEARTH_DIR", &dir))
     };
     let (installed, other) = (prefix.join("bin/hearth"), built.join("hearth"));
-    let daemon = || {
-        let answers: serde_json::Value =
-            serde_json::from_str(&hearth_of(&other, &["status", "--json"])).expect("what status says");
-        answers[0]["pid"].as_i64().expect("a daemon answers").to_string()
+    let status = || -> serde_json::Value {
+        serde_json::from_str(&hearth_of(&other, &["status", "--json"])).expect("what status says")
     };
+    let daemon = || status()[0]["pid"].as_i64().expect("a daemon answers").to_string();
+    let at_end = RemovedAtEnd(other.clone(), dir.clone());
     hearth_of(&installed, &["up", "--no-mount", "--medium", "memory", "--capacity", "64"]);
     let file = dir.join("n1/file").display().to_string();
     let script = format!("echo text > {file}; cat {file}");
@@ -171,5 +183,8 @@ fn what_is_installed_works_where_it_lies() {
     let script = format!("cat {file}");
     assert_eq!(hearth_of(&other, &["run", "--", "sh", "-c", &script]), "text\n");
     assert_ne!(daemon(), former);
+    let pool = status()[0]["pool"].as_str().expect("a pool").to_owned();
     hearth_of(&other, &["down"]);
+    drop(at_end);
+    assert!(!std::path::Path::new(&pool).exists() && !dir.exists(), "{pool} is left");
 }
