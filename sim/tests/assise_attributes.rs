@@ -134,6 +134,12 @@ fn after_the_digest_the_blocks_of_a_file_are_those_that_it_has() {
     assert_eq!(blocks(), 8 + 16);
     own.allocate(&Caller::ROOT, handle, Allocate::PunchHole, 0, 4096).unwrap();
     assert_eq!(blocks(), 16);
+    // Blocks that are reserved beyond the end do not stay after a truncation, also of one to the size that the file has.
+    let size = Some((1 << 20) + 5000);
+    own.allocate(&Caller::ROOT, handle, Allocate::KeepSize, 2 << 20, 8192).unwrap();
+    assert_eq!(blocks(), 32);
+    own.setattr(&Caller::ROOT, Target::Open(handle), &Changes { size, ..Changes::default() }).unwrap();
+    assert_eq!(blocks(), 16);
     own.close(handle);
     own.forget(&[file.inode, root]);
     drop(own);

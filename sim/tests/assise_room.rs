@@ -305,6 +305,13 @@ impl FullPool {
         self.kept[offset as usize..][..bytes].fill(byte);
     }
 
+    /// The same, after the file has become longer.
+    fn kept_is_there_up_to(&mut self, end: u64) {
+        let end = self.kept.len().max(end as usize);
+        self.kept.resize(end, 0);
+        self.kept_is_there();
+    }
+
     /// All processes find in `kept` what was written.
     fn kept_is_there(&mut self) {
         let (other, _) = self.node.attach(Caller::ROOT, Limits::default());
@@ -398,6 +405,32 @@ fn on_a_full_pool_blocks_are_written_that_were_holes_before() {
     });
     assert!(!matches!(given, Some(Answer::Failed(_))));
     pool.done(&Call::Pwrite { slot: 6, offset: 0, data: vec![2; 10 * BLOCK as usize] });
+    pool.kept_is_there();
+}
+
+/// A range of which the file has all blocks is reserved already; only the size may change.
+#[test]
+fn on_a_full_pool_what_is_there_can_be_reserved_again() {
+    const KEEP_SIZE: i32 = 1;
+    let mut pool = FullPool::new();
+    // Data that is digested and data that is not, blocks that were cut by half, and blocks that are reserved.
+    pool.overwrite(5000, 2, 3);
+    pool.done(&Call::Ftruncate { slot: KEPT, size: 59 * BLOCK as i64 + 10 });
+    pool.kept.truncate(59 * BLOCK as usize + 10);
+    pool.done(&Call::Fallocate { slot: KEPT, mode: 3, offset: 8 * BLOCK, bytes: 100 });
+    pool.kept[8 * BLOCK as usize..][..100].fill(0);
+    for (mode, offset, bytes) in
+        [(0, 0, 59 * BLOCK), (KEEP_SIZE, 4 * BLOCK, 56 * BLOCK), (0, 100, 60 * BLOCK - 100)]
+    {
+        pool.done(&Call::Fallocate { slot: KEPT, mode, offset, bytes });
+        pool.kept_is_there_up_to(if mode == 0 { offset + bytes } else { 0 });
+    }
+    pool.done(&Call::Fallocate { slot: GIVEN, mode: 0, offset: 1, bytes: 20 * BLOCK - 1 });
+    // One block more, at either end of the range.
+    for (slot, offset) in [(KEPT, 0), (GIVEN, 19 * BLOCK)] {
+        let answer = pool.player.call(&Call::Fallocate { slot, mode: 0, offset, bytes: 61 * BLOCK });
+        assert_eq!(answer, Answer::Failed(ENOSPC), "{slot}");
+    }
     pool.kept_is_there();
 }
 

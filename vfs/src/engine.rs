@@ -182,6 +182,9 @@ pub enum Allocate {
     Extend,
     /// Reserves space; the size stays.
     KeepSize,
+    /// The same, before the range becomes a hole and is reserved again: fails also if the file has all blocks of the range, and
+    /// there is no space for as many others.
+    KeepSizeAndReplace,
     /// Makes the range a hole that reads as zeros; the size stays.
     PunchHole,
 }

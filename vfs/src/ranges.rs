@@ -15,8 +15,8 @@ pub const fn allocations(mode: c_int) -> Option<&'static [Allocate]> {
         0 => Some(&[Allocate::Extend]),
         KEEP_SIZE => Some(&[Allocate::KeepSize]),
         PUNCH_HOLE => Some(&[Allocate::PunchHole]),
-        ZERO_RANGE => Some(&[Allocate::KeepSize, Allocate::PunchHole, Allocate::Extend]),
-        ZERO_WITHIN => Some(&[Allocate::KeepSize, Allocate::PunchHole, Allocate::KeepSize]),
+        ZERO_RANGE => Some(&[Allocate::KeepSizeAndReplace, Allocate::PunchHole, Allocate::Extend]),
+        ZERO_WITHIN => Some(&[Allocate::KeepSizeAndReplace, Allocate::PunchHole, Allocate::KeepSize]),
         _ => None,
     }
 }

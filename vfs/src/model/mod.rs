@@ -231,7 +231,8 @@ impl TreeState {
 
     fn set_size(&mut self, number: InodeNumber, new_size: u64) {
         self.change_contents(number, |contents, size| {
-            if new_size < *size {
+            // Blocks that are reserved beyond the end do not stay, also if the size does.
+            if new_size <= *size {
                 contents.truncate(new_size);
             }
             *size = new_size;
@@ -356,7 +357,7 @@ impl TreeState {
         self.change_contents(number, |contents, size| {
             match what {
                 Allocate::PunchHole => contents.punch(offset, bytes),
-                Allocate::KeepSize | Allocate::Extend => contents.reserve(offset, bytes),
+                _ => contents.reserve(offset, bytes),
             }
             if what == Allocate::Extend {
                 *size = (offset + bytes).max(*size);

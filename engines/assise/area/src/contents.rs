@@ -159,7 +159,7 @@ impl Batch<'_> {
         end_of(size, 0)?;
         let Some(mut item) = self.file_for(inode, applying)? else { return Ok(Applied::Stale) };
         let mut grown = 0;
-        if size < item.size.get() {
+        if size <= item.size.get() {
             let block_end = size.div_ceil(BLOCK);
             let zeroed = size..item.size.get().min(block_end * BLOCK);
             let zeroings = self.begin_zeroing(inode, std::slice::from_ref(&zeroed), applying)?;

@@ -35,7 +35,14 @@ impl LibFs {
         range: Range<u64>,
     ) -> Result<()> {
         let one = |what, range: Range<u64>| {
-            self.run(|state| state.allocate(caller, handle, what, (range.start, range.end - range.start)))
+            let range = (range.start, range.end - range.start);
+            match self.run(|state| state.allocate(caller, handle, what, range, false)) {
+                // All own records are digested now, so that it is known which blocks the file has.
+                Err(Error::NoSpace) if matches!(what, Allocate::Extend | Allocate::KeepSize) => {
+                    self.run(|state| state.allocate(caller, handle, what, range, true))
+                }
+                done => done,
+            }
         };
         if what == Allocate::PunchHole || range.end - range.start <= PIECE_BYTES_MAX {
             return one(what, range);
@@ -45,7 +52,7 @@ impl LibFs {
         loop {
             let to = end_of_piece(from, range.end);
             let is_last = to == range.end;
-            match one(if is_last { what } else { Allocate::KeepSize }, from..to) {
+            match one(if is_last || what != Allocate::Extend { what } else { Allocate::KeepSize }, from..to) {
                 Ok(()) if is_last => return Ok(()),
                 Ok(()) => from = to,
                 Err(error) => {
@@ -78,7 +85,7 @@ impl State {
         if start >= range.end {
             return Ok(());
         }
-        self.allocate(caller, handle, Allocate::PunchHole, (start, range.end - start))
+        self.allocate(caller, handle, Allocate::PunchHole, (start, range.end - start), false)
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn write(item: &mut InodeItem, credential: &Caller, end: u64, time_ns
 /// Applies a new size.
 pub(crate) fn truncate(item: &mut InodeItem, credential: &Caller, size: u64, time_ns: i64) {
     clear_set_ids(item, credential);
-    if size < item.size.get() {
+    if size <= item.size.get() {
         // Nothing stays beyond the new end, reserved blocks neither.
         item.blocks.set(item.blocks.get().min(size.div_ceil(BLOCK_BYTES as u64)));
     }

@@ -79,7 +79,7 @@ pub(crate) struct Node {
     pub dirty: bool,
     /// Grows with each change of the contents.
     pub contents_version: u64,
-    /// Digested own records changed the number of blocks; only the area knows the number now.
+    /// Own records changed the number of blocks; after their digest only the area knows the number.
     pub blocks_moved: bool,
 }
 

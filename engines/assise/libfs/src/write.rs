@@ -12,7 +12,7 @@ use format::record::{
     FILE_BYTES_MAX, Operation, ROOM_OF_TREE, SET_MODE, SetAttrBody, is_own_file, room_blocks, room_of_range,
     room_of_size,
 };
-use format::{HEADER_BYTES, Sequence};
+use format::{BLOCK_BYTES, HEADER_BYTES, Sequence};
 use pmem::Source;
 use pmem::ring::Appended;
 use std::io::IoSlice;
@@ -216,17 +216,22 @@ impl State {
         if size < old_size {
             let piece = Piece { start: size, end: old_size.max(size), origin: Origin::Zero, sequence };
             self.change_contents(index, piece);
+        } else {
+            // Blocks that are reserved beyond the end may be free then.
+            self.nodes.get_mut(index).blocks_moved |= size == old_size;
         }
         Ok(())
     }
 
-    /// Reserves a range, or punches a hole.
+    /// Reserves a range, or punches a hole. `is_full`: the pool has no space for more data. Then it reserves a range of which the
+    /// file has all blocks, or fails.
     pub(crate) fn allocate(
         &mut self,
         caller: &Caller,
         handle: Handle,
         what: Allocate,
-        (offset, bytes): (u64, u64),
+        (mut offset, mut bytes): (u64, u64),
+        is_full: bool,
     ) -> Step<()> {
         self.acts_as(caller)?;
         let index = self.writable(handle)?;
@@ -235,16 +240,27 @@ impl State {
         self.hold_room_for(index)?;
         let (keep_size, punch_hole) = match what {
             Allocate::Extend => (false, false),
-            Allocate::KeepSize => (true, false),
+            Allocate::KeepSize | Allocate::KeepSizeAndReplace => (true, false),
             Allocate::PunchHole => (true, true),
         };
+        let end = offset + bytes;
         let room = room_blocks(&Operation::Allocate { offset, bytes, keep_size, punch_hole });
+        let mut cost = RecordCost { blocks: room, replaces: punch_hole };
+        let has_no_room = self.session.as_ref().is_some_and(|session| !session.has_room(cost));
+        if has_no_room && matches!(what, Allocate::Extend | Allocate::KeepSize) {
+            if self.has_blocks(index, offset, end)? {
+                // A record for the last block alone changes the size and the times.
+                offset = offset.max((end - 1) / BLOCK_BYTES as u64 * BLOCK_BYTES as u64);
+                bytes = end - offset;
+                cost = RecordCost::replacing(room_of_range(offset, bytes));
+            } else if is_full {
+                return Err(Error::NoSpace.into());
+            }
+        }
         let time_ns = self.time(&[index]);
         let inode = self.nodes.get(index).inode;
         let header = records::allocate(inode, (offset, bytes), keep_size, punch_hole, time_ns);
-        let cost = RecordCost { blocks: room, replaces: punch_hole };
         let sequence = self.append_and(header, &[], cost, |_, _| ())?.sequence;
-        let end = offset + bytes;
         let grown = (!keep_size).then_some(end);
         self.change_item(index, sequence, |item, credential| {
             apply::allocate(item, credential, grown, time_ns);
@@ -252,7 +268,9 @@ impl State {
         if punch_hole {
             self.change_contents(index, Piece { start: offset, end, origin: Origin::Zero, sequence });
         } else {
-            self.nodes.get_mut(index).file().0.note_reserved(offset, end);
+            let node = self.nodes.get_mut(index);
+            node.file().0.note_reserved(offset, end);
+            node.blocks_moved = true;
         }
         Ok(())
     }
