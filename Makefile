@@ -66,14 +66,15 @@ prove-kill: build
 
 # Programs at the library and at the mount at the same files: ten times the schedules of `make test`, and programs that share
 # a hundred files for ten minutes each while nothing, the daemon, what serves the mount, or one after the other is killed;
-# random calls of three processes beside the kernel's file system for ten minutes.
+# random calls of three processes beside the kernel's file system for ten minutes, and of four on a full pool.
 prove-doors: build
 	@scripts/setup sqlite3
 	@( HEARTH_DOORS=10 scripts/check tests cargo test --release --locked -p hearth --test doors --no-fail-fast \
 	    -- --nocapture --test-threads=2 --skip stress::; \
 	   HEARTH_STRESS=600 scripts/check tests cargo test --release --locked -p hearth --test doors --no-fail-fast \
 	    -- --nocapture --test-threads=1 stress:: ; \
-	   HEARTH_PROVE=1 scripts/check tests cargo test --release --locked -p hearth --test lockstep -- --nocapture \
+	   HEARTH_PROVE=1 scripts/check tests cargo test --release --locked -p hearth --test lockstep --test out_of_space \
+	    --no-fail-fast -- --nocapture \
 	 ) 2>&1 | scripts/sum-tests
 
 # Nodes of clusters killed at any instant: the one that leads, also under databases, copies, daemons alone, two nodes at once,

@@ -377,7 +377,9 @@ static int on_attributes(void) {
     struct stat found;
     if (is("stat")) status(fstatat(base(1), path(2), &found, number(3)), &found);
     else if (is("fstat")) status(fstat(number(1), &found), &found);
-    else if (is("statx")) {
+    else if (is("blocks")) {
+        if (result(fstat(number(1), &found))) say(" %ld %ld", (long)found.st_size, (long)found.st_blocks);
+    } else if (is("statx")) {
         struct statx x;
         if (result(statx(base(1), path(2), number(3), STATX_BASIC_STATS, &x)))
             say_status(x.stx_mode, x.stx_nlink, x.stx_size, x.stx_uid, x.stx_gid, x.stx_ino);

@@ -5,10 +5,13 @@
 
 #[path = "family.rs"]
 mod family;
+#[path = "random.rs"]
+mod random;
 #[path = "rights.rs"]
 mod rights;
 
 use super::run::{Call, PROCESSES};
+use random::Random;
 
 /// The process at the mount; the others use the library.
 pub const MOUNTED: usize = PROCESSES - 1;
@@ -23,34 +26,6 @@ const ACCESS: [&str; 4] = ["O_RDONLY", "O_WRONLY", "O_RDWR", "O_RDWR"];
 const ATTRIBUTES: [&str; 4] = ["user.one", "user.two", "trusted.three", "user."];
 /// Bytes of a file in sequences with shared maps.
 const MAPPED_BYTES: u64 = 12288;
-
-/// SplitMix64.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
-
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
 
 /// Kinds of calls that a sequence contains beside those that every one does.
 #[derive(Clone, Copy, Debug)]

@@ -239,7 +239,8 @@ impl Daemon {
 /// A job that runs. Killed when it is dropped.
 pub struct Job {
     child: Child,
-    input: ChildStdin,
+    /// None after its end.
+    input: Option<ChildStdin>,
     output: ChildStdout,
     heard: Vec<u8>,
 }
@@ -280,7 +281,7 @@ impl Job {
     pub fn of(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Self { child, input, output, heard: Vec::new() }
+        Self { child, input: Some(input), output, heard: Vec::new() }
     }
 
     /// The next line that the job says, none when it has ended.
@@ -320,7 +321,13 @@ impl Job {
 
     /// Says a line to the job.
     pub fn tell(&mut self, line: &str) {
-        self.input.write_all(format!("{line}\n").as_bytes()).unwrap();
+        let input = self.input.as_mut().expect("its input has not ended");
+        input.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    /// The job gets no further line.
+    pub fn end_input(&mut self) {
+        self.input = None;
     }
 
     /// `kill -9`. Its output until then can still be read.
