@@ -243,10 +243,13 @@ fn is_unchanged(call: &Call, argument: u8) -> bool {
 /// Limit of restarts of a call because the process becomes another user meanwhile.
 const RESTARTS_MAX: u32 = 1 << 16;
 
+/// Limit of restarts of a call because another process changes its path into one that leaves the mount meanwhile.
+const WALKS_MAX: u32 = 40;
+
 /// Runs a row's function inside, until its answer is not due to a signal.
 fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
     let local = local();
-    let mut restarts = RESTARTS_MAX;
+    let (mut restarts, mut walks) = (RESTARTS_MAX, WALKS_MAX);
     loop {
         let answer = local.inside(|| {
             fork::notice();
@@ -266,7 +269,15 @@ fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
                 restarts -= 1;
                 continue;
             }
-            Err(Refusal::Errno(Errno::SPECIAL)) => Routed::Answered(-i64::from(libc::EOPNOTSUPP)),
+            // The walk of `paths` gave a path that does not leave the mount.
+            Err(Refusal::Errno(Errno::LEAVES)) if walks > 0 => {
+                walks -= 1;
+                continue;
+            }
+            Err(Refusal::Errno(Errno::LEAVES)) => Routed::Answered(-i64::from(libc::ELOOP)),
+            Err(Refusal::Errno(Errno::SPECIAL | Errno::UNMOUNTED)) => {
+                Routed::Answered(-i64::from(libc::EOPNOTSUPP))
+            }
             Err(Refusal::Errno(Errno(libc::ERESTART))) => Routed::Answered(-i64::from(libc::EACCES)),
             Err(Refusal::Errno(errno)) => Routed::Answered(-i64::from(errno.0)),
             Err(Refusal::Pass) => Routed::Kernel,

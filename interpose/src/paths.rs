@@ -283,6 +283,15 @@ fn kernel_directory(dir: i32) -> Option<Vec<u8>> {
     kernel_links::target(link.as_bytes()).ok().filter(|path| path.first() == Some(&b'/'))
 }
 
+/// Whether a descriptor of the kernel's is one of a directory, as the working directory is. The path of another file says
+/// nothing: that of a pipe may have another name after it.
+fn is_directory(dir: i32) -> bool {
+    let arguments = [raw::number(dir), c".".as_ptr() as u64, libc::F_OK as u64];
+    // SAFETY: the path lives across the call.
+    let found = unsafe { raw::try_call(libc::SYS_faccessat, &arguments) };
+    found != Err(Errno(libc::ENOTDIR))
+}
+
 /// Device and inode of the folder above the prefix, as this process sees it.
 fn above() -> Option<(u32, u32, u64)> {
     let prefix = &site()?.prefix;
@@ -534,6 +543,9 @@ pub fn path_into_mount(site: &Site, call: &Call, at: PathArgument) -> Option<CSt
     let dir = at.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
     let mut whole = Vec::new();
     if path.first()? != &b'/' {
+        if !is_directory(dir) {
+            return None;
+        }
         whole = kernel_directory(dir)?;
         whole.push(b'/');
     }

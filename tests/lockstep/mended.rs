@@ -1,7 +1,7 @@
 //! Short sequences that once were answered differently, or that random ones meet seldom.
 
 /// Each with the reason why it is here.
-pub const SEQUENCES: [(&str, &str); 8] = [
+pub const SEQUENCES: [(&str, &str); 13] = [
     (
         "the set-group-id bit of a new file depends on the mode before the umask",
         "library-1 mkdir . d 0777
@@ -113,5 +113,75 @@ pub const SEQUENCES: [(&str, &str); 8] = [
         library-2 open . d/a/ O_RDWR|O_CREAT 0666
         library-1 open . d/a/ O_RDWR|O_CREAT 0666
         library-1 open . f/a/ O_RDWR|O_CREAT 0666",
+    ),
+    (
+        "a chown that changes nothing is refused if it clears the set-id bits of another user's file",
+        "library-1 open . f O_RDWR|O_CREAT 0666
+        library-1 close 3
+        library-1 chmod . f 06777
+        mount user 1000 1000 -
+        mount chown . f -1 -1 0
+        mount stat . f 0
+        library-2 user 1000 1000 -
+        library-2 chown . f -1 -1 0
+        mount open . f O_WRONLY 0
+        mount write 3 1 x
+        mount stat . f 0
+        mount chown . f -1 -1 0",
+    ),
+    (
+        "a directory gives no bytes to a sendfile of none",
+        "library-1 mkdir . d 0777
+        library-1 open . d O_RDONLY|O_DIRECTORY 0
+        library-1 open . f O_RDWR|O_CREAT 0666
+        library-1 sendfile 4 3 -1 0
+        library-1 sendfile 4 3 5 0
+        library-1 sendfile 4 3 -1 1
+        library-1 sendfile 3 4 -1 0
+        library-1 setfl 4 O_APPEND
+        library-1 sendfile 4 3 -1 0",
+    ),
+    (
+        "a walk that is confined to a directory opens a FIFO in it",
+        "library-1 mkdir . d 0777
+        library-1 mknod . d/p S_IFIFO 0666
+        library-1 symlink /p . d/s
+        library-1 open . d O_RDONLY|O_DIRECTORY 0
+        library-1 open2 3 p O_RDWR|O_NONBLOCK RESOLVE_IN_ROOT
+        library-1 open2 3 /p O_RDWR|O_NONBLOCK RESOLVE_IN_ROOT
+        library-1 open2 3 s O_RDWR|O_NONBLOCK RESOLVE_IN_ROOT
+        library-1 open2 3 p O_RDWR|O_NONBLOCK RESOLVE_BENEATH
+        library-1 open2 3 s O_RDWR|O_NONBLOCK RESOLVE_BENEATH
+        library-1 open2 . d/p O_RDWR|O_NONBLOCK RESOLVE_BENEATH
+        library-1 write 4 5 x
+        library-1 read 5 5
+        library-1 fstat 6",
+    ),
+    (
+        "a name relative to an open FIFO is one in no directory, also after the kernel was told to forget the FIFO's name",
+        "library-2 mknod . d S_IFIFO 0777
+        library-2 open . d O_RDWR|O_NONBLOCK 0666
+        library-2 mknod . e S_IFREG 0644
+        mount tree . FOLDER
+        library-2 stat 3 a 0
+        library-2 open 3 a O_RDWR|O_CREAT 0666
+        library-2 rename 3 a . f 0
+        library-2 mkdir 3 ../g 0755
+        mount tree . FOLDER",
+    ),
+    (
+        "an open FIFO gets a name, and no file of another file system does",
+        "library-1 mknod . d S_IFIFO 0666
+        library-1 mkdir . g 0777
+        library-1 symlink FOLDER/g . s
+        library-1 open . d O_RDWR|O_NONBLOCK 0
+        library-1 linkfd 3 . e
+        library-1 linkfd 3 . e
+        library-1 linkfd 3 . g/x/y
+        library-1 link 3 \"\" . g/f AT_EMPTY_PATH
+        library-1 link 3 \"\" . s/h AT_EMPTY_PATH
+        library-1 fstat 3
+        library-1 link . /dev/null . n 0
+        library-2 tree . FOLDER",
     ),
 ];

@@ -133,6 +133,10 @@ impl Gateway {
             let attributes = self.engine.getattr(target)?;
             let loses_set_ids = access::after_write(&caller, &attributes) != attributes.mode;
             if loses_set_ids && !caller.owns(&attributes) {
+                if self.caches && self.units.writers(attributes.inode) == 0 {
+                    // No program of the mount has the file open for writing, so it is a `chown`.
+                    return Err(Error::NotPermitted);
+                }
                 // The write itself clears them.
                 return Ok(self.tell_attributes(&attributes, None, reply));
             }

@@ -203,8 +203,13 @@ pub fn sendfile(call: &Call) -> Answer {
     if !to.writes()? {
         return Err(Errno(libc::EBADF).into());
     }
-    if !seekable || to.flags()? & libc::O_APPEND != 0 || to.kind()? == libc::S_IFDIR {
+    let is_empty = kind == libc::S_IFDIR && bytes == 0;
+    if !(seekable || is_empty) || to.flags()? & libc::O_APPEND != 0 || to.kind()? == libc::S_IFDIR {
         return Err(Errno(libc::EINVAL).into());
+    }
+    if is_empty {
+        // Linux asks no directory for bytes before it needs some.
+        return Ok(0);
     }
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(memory::TRANSFER_BYTES_MAX);
     let sent = send(&from, begin, &to, bytes)?;

@@ -1,13 +1,14 @@
 //! Calls on names: creating, linking, renaming, removing.
 
 use super::data::mount;
-use super::two_paths;
+use super::{special, two_paths};
 use crate::descriptors;
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::memory;
 use crate::mount::{Errno, MountPath, New, Target};
-use crate::paths::{self, PATH_BYTES_MAX};
+use crate::paths::{self, PATH_BYTES_MAX, ResolvedPath};
 use crate::table::{PathArgument, at, path};
+use std::ffi::CString;
 
 fn no_file() -> Errno {
     Errno(libc::ENOENT)
@@ -73,8 +74,24 @@ pub fn symlinkat(call: &Call) -> Answer {
 fn link_paths(call: &Call, from: PathArgument, to: PathArgument) -> Answer {
     let (from, to) = (from.makes(), to.entry().makes());
     match paths::serve_two(call, from, to, |from, to| mount().link(from, to).map(|()| 0)) {
-        Err(Refusal::Errno(errno)) => Err(two_paths::link_error(call, from, to, errno).into()),
+        Err(Refusal::Errno(errno)) => {
+            let error = two_paths::link_error(call, from, to, errno);
+            match name_at_mount(call, from, to) {
+                // The kernel has the file open, at the node's mount or elsewhere.
+                Some(path) if error == Errno(libc::EXDEV) => Err(Refusal::OtherPaths(vec![(to, path)])),
+                _ => Err(error.into()),
+            }
+        }
         linked => linked,
+    }
+}
+
+/// The path at the node's mount of a new name in the tree, for a file that the kernel finds: an open FIFO of the tree is one.
+fn name_at_mount(call: &Call, from: PathArgument, to: PathArgument) -> Option<CString> {
+    let (from, to) = (paths::resolve(call, from).ok()?, paths::resolve(call, to).ok()?);
+    match from {
+        ResolvedPath::Kernel => special::at_mount(&to).ok().flatten(),
+        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@ use super::data::mount;
 use super::special;
 use crate::descriptors::{self, DescriptionRef};
 use crate::dispatch::{Answer, Call, Refusal};
+use crate::local::local;
 use crate::memory;
 use crate::mount::{Errno, Handle, MountPath, Target};
 use crate::paths;
@@ -247,8 +248,33 @@ pub fn openat2(call: &Call) -> Answer {
     }
     let creates = how.has(libc::O_CREAT) || how.has(libc::O_TMPFILE);
     let mode = if creates { how.mode & 0o7777 } else { 0 };
-    numbered(&how, |number| {
+    let opened = numbered(&how, |number| {
         let place = MountPath { dir: Some(base.handle()), path: &path };
         Ok(number(mount().open(place, how.flags, mode, how.resolve)?)?)
-    })
+    });
+    match opened {
+        Err(Refusal::Errno(Errno::SPECIAL)) => open_special_within(call, base),
+        opened => opened,
+    }
+}
+
+/// Opens a pipe or a device on a walk that is confined to a directory: the kernel walks at the node's mount.
+fn open_special_within(call: &Call, base: DescriptionRef) -> Answer {
+    let Ok(Some(path)) = special::at_mount(&paths::ResolvedPath::Open(base)) else {
+        tell::needs_mount("a pipe or a device in the tree cannot be opened");
+        return Err(Errno(libc::EOPNOTSUPP).into());
+    };
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let directory = raw::open_at(libc::AT_FDCWD, &path, flags, 0)?;
+    // The program gets the lowest free number.
+    let moved = descriptors::move_up(directory, true);
+    raw::close(directory);
+    let directory = moved?;
+    let mut arguments = call.arguments;
+    arguments[0] = raw::number(directory);
+    // The call may wait for the other end of a pipe, and be interrupted.
+    // SAFETY: the program's own call, with another directory.
+    let result = local().outside(|| unsafe { raw::call(call.number as u64, &arguments) });
+    raw::close(directory);
+    Ok(raw::outcome(result)?)
 }
