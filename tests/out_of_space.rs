@@ -25,6 +25,7 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use worker::{StartProgram, Worker};
@@ -92,6 +93,9 @@ fn start_on(node: &Node, actor: &str, folder: &str, by_library: bool) -> StartPr
 /// All workers at the same time make calls; the daemon is killed in the middle.
 fn round(node: &Node, workers: &mut [Worker], calls: u64, kills: bool) {
     let counted = AtomicU64::new(0);
+    // Held while a program starts, or the daemon is away.
+    let starts = Mutex::new(());
+    let starts = &starts;
     let all = calls * workers.len() as u64;
     std::thread::scope(|scope| {
         for worker in workers.iter_mut() {
@@ -102,13 +106,14 @@ fn round(node: &Node, workers: &mut [Worker], calls: u64, kills: bool) {
             thread
                 .spawn_scoped(scope, move || {
                     worker.fill();
-                    worker.go_on(calls, kills, count);
+                    worker.go_on(calls, kills.then_some(starts), count);
                 })
                 .unwrap();
         }
         if kills {
             until("half of the calls are made", || counted.load(Ordering::Relaxed) > all / 2);
             assert_status(node);
+            let _none_starts = starts.lock().unwrap();
             node.kill_daemon();
             node.hearth(&["start"]).expect_success();
         }

@@ -4,6 +4,7 @@ use crate::model::{Allocation, BLOCK, Call, File, Folder, runs};
 use crate::processes::Job;
 use crate::random::Random;
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 /// Names of small files. The last one is that of a large file.
 const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "f", "filler"];
@@ -117,17 +118,17 @@ impl Worker {
         self.call(&Call::Close(fd));
     }
 
-    /// Makes random calls, and counts them. If it is told to, the program is killed at times, also in the middle of a call.
-    pub fn go_on(&mut self, calls: u64, kills: bool, counted: impl Fn()) {
+    /// Makes random calls, and counts them. With a lock for the start of a program, the program is
+    /// killed at times, also in the middle of a call.
+    pub fn go_on(&mut self, calls: u64, starts: Option<&Mutex<()>>, counted: impl Fn()) {
         for _ in 0..calls {
             if self.random.one_in(FILLS) {
                 self.fill();
             }
             let call = self.next_call();
-            if kills && self.random.one_in(60) {
-                self.kill_in(&call);
-            } else {
-                self.call(&call);
+            match starts {
+                Some(starts) if self.random.one_in(60) => self.kill_in(&call, starts),
+                _ => self.call(&call),
             }
             counted();
         }
@@ -195,7 +196,7 @@ impl Worker {
     }
 
     /// Kills the program in the middle of a call, and looks which part of the call was executed.
-    fn kill_in(&mut self, call: &Call) {
+    fn kill_in(&mut self, call: &Call, starts: &Mutex<()>) {
         // A call of a program at the mount may go on after its end.
         let between = !self.by_library || self.random.one_in(2);
         if between {
@@ -225,6 +226,8 @@ impl Worker {
                 self.folder.after_an_interrupted(call)
             }
         };
+        // docs/semantics.md, "The daemon dies": a program that starts then may get EIO.
+        let _daemon_lives = starts.lock().unwrap();
         self.restart();
         // The records of a program at the mount are applied later, and no one knows the number of blocks before.
         self.folder = self.find_in(folders, self.by_library);
