@@ -29,7 +29,7 @@ type FollowEnd = Arc<Lock<Option<String>>>;
 
 impl Links {
     /// Listens at an address of this machine, at a free port, and lets the standby follow each head that connects. `remedy`: of a
-    /// pool without room for its former tree and that of the head.
+    /// pool without room for its former tree and that of the head, which it cannot give up.
     ///
     /// # Errors
     /// The machine has no such address, no libfabric, or no thread left.
@@ -129,8 +129,9 @@ fn is_passing(reason: RefusalReason) -> bool {
 
 /// Whether a copy cannot follow because of itself: its medium fails or is full, or it cannot take the tree in.
 fn is_of_copy(why: &sharedfs::Error) -> bool {
-    use mirror::Error::{Import, ImportRoom, Media};
-    matches!(why, sharedfs::Error::Copy(_, Media(_) | Import(_) | ImportRoom))
+    use mirror::Error::{Import, ImportRoom, Media, PoolRoom, TreeGivenUp, TreeKept};
+    let sharedfs::Error::Copy(_, why) = why else { return false };
+    matches!(why, Media(_) | Import(_) | ImportRoom | TreeGivenUp | TreeKept(_) | PoolRoom)
 }
 
 /// Each connection is followed on a thread of its own, until it ends or a later one comes.
@@ -143,7 +144,7 @@ fn accept(listener: &Listener, standby: &Standby, (follow_end, remedy): (&Follow
                     let head = connection.node();
                     let ended = standby.follow(&connection).err();
                     let why = ended.as_ref().map(|why| match why {
-                        sharedfs::Error::Copy(_, mirror::Error::ImportRoom) => format!("{why}: {remedy}"),
+                        sharedfs::Error::Copy(_, mirror::Error::TreeKept(_)) => format!("{why}: {remedy}"),
                         why => why.to_string(),
                     });
                     let is_own = ended.is_some_and(|why| is_of_copy(&why));

@@ -212,6 +212,7 @@ impl Member {
         self.links.advance(&view);
         let head = self.now.lock().head.clone();
         let subtree = view.subtrees.get(&Path::root());
+        self.note_worth(party, &view, subtree);
         match (Part::of(subtree, self.id, head.is_some()), subtree, head) {
             (Part::Lead, Some(subtree), Some(head)) => {
                 let turn = Turn { party, view: &view, subtree, links: &self.links };
@@ -234,8 +235,8 @@ impl Member {
             return self
                 .set_waits(Some(format!("node {} has to begin the cluster", self.begun.chain.founder)));
         }
-        if self.begun.cluster.pool_was_lost(&self.begun.node) {
-            let why = "the pool is lost, and the manager knows no other one: remove the cluster's folder, and begin anew";
+        if self.begun.cluster.pool_was_lost(&self.begun.node) || self.begun.standby.has_given_up() {
+            let why = "the tree of the pool is lost, and the manager knows no other one: remove the cluster's folder, and begin anew";
             return self.set_waits(Some(why.to_owned()));
         }
         let placed = |number: u32| Placement { node: NodeId::new(number), hot: true };
@@ -282,13 +283,14 @@ impl Member {
         match subtree.manager {
             Some(leader) => {
                 self.listener.reject(&format!("node {leader} leads, not node {}", self.id));
-                self.set_waits(None);
+                self.set_waits(self.lack_of_tree(subtree));
             }
             None => {
                 self.listener.hold();
+                let lack = self.lack_of_tree(subtree).map(|why| format!("; {why}")).unwrap_or_default();
                 let of: Vec<String> = subtree.in_sync().map(|node| node.to_string()).collect();
                 self.set_waits(Some(format!(
-                    "only node {} has all acknowledged data, and it is not up, or has another pool",
+                    "only node {} has all acknowledged data, and it is not up, or has another pool{lack}",
                     of.join(", ")
                 )));
             }
@@ -395,7 +397,9 @@ impl Member {
         self.set_waits(Some(format!("it does not lead: {why}")));
         match why {
             // The next one leads.
-            sharedfs::Error::CopyIsAhead(_) => self.drop_copy(party, subtree, self.id),
+            sharedfs::Error::CopyIsAhead(_) | sharedfs::Error::TreeGivenUp => {
+                self.drop_copy(party, subtree, self.id)
+            }
             sharedfs::Error::NeedsImport(node) => self.drop_copy(party, subtree, *node),
             sharedfs::Error::Copy(node, _) => self.drop_unless_patient(party, subtree, *node, since),
             _ => return self.leave_in_sync(party, subtree, &why.to_string()),

@@ -124,7 +124,8 @@ impl ChainStatus {
             Role::Follows if !self.in_sync.contains(&node) => {
                 let end = self.follow_end.as_ref().map(|why| format!("; it stopped following: {why}"));
                 let end = end.unwrap_or_default();
-                vec![format!("it does not hold all that was acknowledged: it cannot take over{end}")]
+                let waits = self.waits.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+                vec![format!("it does not hold all that was acknowledged: it cannot take over{end}{waits}")]
             }
             Role::Follows => Vec::new(),
             Role::Leads => {
@@ -247,6 +248,10 @@ mod tests {
         };
         let said = told.problems(2).join("; ");
         assert!(said.ends_with("it cannot take over; it stopped following: no space is left in the medium"));
+        let empty = ChainStatus { waits: Some("it gave up its own tree".to_owned()), ..told.clone() };
+        assert!(
+            empty.problems(2).join("; ").ends_with("no space is left in the medium; it gave up its own tree")
+        );
         assert_eq!(ChainStatus { in_sync: vec![1, 2], ..told }.problems(2), Vec::<String>::new());
     }
 

@@ -65,11 +65,19 @@ pub struct Root {
     /// Number of the next data segment. Numbers are never reused, because processes identify mapped segments by them.
     pub next_segment: SegmentId,
     /// 1 if an import made this commit, so that the ledger and the logs of the pool still belong to its former contents. The
-    /// daemon that opens the pool creates them anew before it reads them. Otherwise 0.
+    /// daemon that opens the pool creates them anew before it reads them. 2 if the pool gave its tree up to make room for an
+    /// import: the tree is empty, ledger and logs are created anew in the same way, and no daemon leads with the pool before an
+    /// import has replaced the tree. Otherwise 0.
     pub imported: U32,
     /// Zero.
     pub reserved: [u8; 28],
 }
+
+/// Value of [`Root::imported`]: an import made the commit.
+pub const IMPORTED: u32 = 1;
+
+/// Value of [`Root::imported`]: the pool gave its tree up, and an import has to replace it.
+pub const GIVEN_UP: u32 = 2;
 
 const _: () = assert!(size_of::<Root>() == 128);
 

@@ -13,7 +13,7 @@ use crate::store::byte_of;
 use crate::tree::keys_within;
 use format::checksum::{self, Salt};
 use format::node::{ItemKind, Key, SegmentItem};
-use format::root::{NodePointer, Root};
+use format::root::{GIVEN_UP, NodePointer, Root};
 use format::{BLOCK_BYTES, Block, CommitNumber, DecodeError, SegmentId};
 use pmem::alloc::BlockAllocator;
 use pmem::{Medium, Region};
@@ -94,6 +94,11 @@ fn begin(medium: &Medium, report: &mut Report) -> Result<(Region, Layout, Root),
         }
     }
     let root = layout::read_root(&region, superblock.pool)?;
+    if root.imported.get() == GIVEN_UP {
+        let note =
+            "the pool gave up its tree to make room for that of another node, and does not have that yet";
+        report.notes.push(note.to_owned());
+    }
     Ok((region, layout, root))
 }
 

@@ -23,7 +23,7 @@ use crate::tree::Tree;
 use crate::view::{Extent, View};
 use format::checksum::{self, Salt};
 use format::node::{EXTENT_BLOCKS_MAX, EXTENT_UNWRITTEN, ExtentItem, InodeItem, ItemKind, Key};
-use format::root::{NodePointer, Root};
+use format::root::{IMPORTED, NodePointer, Root};
 use format::{BLOCK_BYTES, Block, InodeNumber, SegmentId, Sequence};
 use pmem::alloc::Fit;
 use std::collections::{BTreeSet, VecDeque};
@@ -44,11 +44,11 @@ struct Awaited {
 
 /// See the module.
 pub struct Import {
-    area: Area,
-    tree: Tree,
+    pub(crate) area: Area,
+    pub(crate) tree: Tree,
     made: CommitStamp,
     version: Sequence,
-    inodes: u64,
+    pub(crate) inodes: u64,
     data_blocks: u64,
     /// The range that is being brought, and its last key that came.
     range: Option<(KeyRange, Option<Key>)>,
@@ -97,8 +97,9 @@ impl Import {
             return Err(AreaError::Poisoned);
         }
         area.clear_torn_slot()?;
-        // Nothing is promised to anybody here.
-        area.keep(0, 0);
+        // No user's own segment is made: the head may have reserved all blocks that are free for any user, and its own segments
+        // are others.
+        area.keep(u64::MAX, 0);
         let root = area.last.root;
         Ok(Self {
             made: CommitStamp { commit: root.commit.next(), time_ns: 0 },
@@ -395,11 +396,16 @@ impl Import {
         if (self.inodes, self.data_blocks) != totals {
             return refused("a tree of another size than was sent");
         }
-        let commit = self.made.commit;
         for run in std::mem::take(&mut self.old_data) {
             self.area.space.free(run);
         }
         self.area.space.free_recycled();
+        self.commit(ledger, IMPORTED)
+    }
+
+    /// Makes the tree the pool's, in one commit, and releases what the pool held before. `imported` is [`Root::imported`].
+    pub(crate) fn commit(mut self, ledger: &LedgerPlace, imported: u32) -> Result<Area, AreaError> {
+        let commit = self.made.commit;
         let items: Vec<_> = self.area.space.items().collect();
         for (id, item) in items {
             let key = Key::new(0, ItemKind::Segment, u64::from(id.get()));
@@ -420,7 +426,7 @@ impl Import {
             data_blocks: U64::new(data_blocks),
             nodes: U64::new(u64::from(area.node_map.used() - area.layout.first_node)),
             next_segment: area.space.next(),
-            imported: U32::new(1),
+            imported: U32::new(imported),
             ..area.last.root
         };
         let root = ledger.in_root(root);

@@ -257,6 +257,11 @@ impl Space {
         }
     }
 
+    /// Takes all segments out of the pool, with all that they hold.
+    pub fn retire_all(&mut self) {
+        self.retiring.append(&mut self.segments);
+    }
+
     /// The number of the next segment, for the root.
     pub fn next(&self) -> SegmentId {
         self.next

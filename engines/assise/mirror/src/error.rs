@@ -21,6 +21,12 @@ pub enum Error {
     Import(String),
     /// The copy has no room for its former tree and that of the head together.
     ImportRoom,
+    /// The copy had no such room, and has given up its former tree.
+    TreeGivenUp,
+    /// The copy has no such room, and could not give up its former tree; why.
+    TreeKept(String),
+    /// The copy has no room for the tree of the head, although its pool holds nothing else.
+    PoolRoom,
     /// The copy's tree could not be read; why.
     Tree(String),
 }
@@ -36,6 +42,16 @@ impl std::fmt::Display for Error {
             Self::ImportRoom => {
                 f.write_str("the copy has no room for its former tree and that of the head together")
             }
+            Self::TreeGivenUp => f.write_str(
+                "the copy had no room for its former tree and that of the head together: it gave up its own, and gets that of the head",
+            ),
+            Self::TreeKept(why) => {
+                write!(f, "{}, and it cannot give up its own: {why}", Self::ImportRoom)
+            }
+            Self::PoolRoom => f.write_str(
+                "the pool of the copy has no room for the tree of the head, although it holds nothing else: remove files at the node that \
+                 leads",
+            ),
             Self::Tree(why) => write!(f, "the tree of the copy could not be read: {why}"),
             Self::Refused(refusal) => write!(f, "refused by the copy: {}", reason_of(*refusal)),
         }

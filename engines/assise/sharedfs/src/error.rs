@@ -41,6 +41,8 @@ pub enum Error {
     /// The tree could not be kept for as long as it was sent to a node, or compared with its tree, because space became
     /// short: that node.
     NoRoomToSend(NodeId),
+    /// The pool gave its tree up for that of a head, and has not got all of that: it must not lead.
+    TreeGivenUp,
     /// An earlier failure of the medium stopped this daemon: only a restart shows the state of the pool.
     Stopped,
 }
@@ -63,6 +65,7 @@ impl Error {
             | Self::Stopped => true,
             Self::Ipc(_) | Self::Settings(_) | Self::Sessions | Self::LivesUsedUp | Self::LedgerFull => false,
             Self::Copy(..) | Self::CopyIsAhead(_) | Self::NeedsImport(_) | Self::NoRoomToSend(_) => false,
+            Self::TreeGivenUp => false,
         }
     }
 
@@ -139,6 +142,11 @@ impl std::fmt::Display for Error {
                     "there is too little room to keep the tree while it is sent to, or compared with, node {node}"
                 )
             }
+            Self::TreeGivenUp => write!(
+                f,
+                "this pool gave up its tree to make room for that of the node that led, and did not get all of that: it cannot lead \
+                 before it has it"
+            ),
             Self::Stopped => write!(f, "stopped by an earlier failure of the medium"),
         }
     }

@@ -31,6 +31,10 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// Bytes of a log that are sent at once.
 pub(crate) const TURN_BYTES: usize = 256 << 10;
 
+/// The key of its life that a pool reports which needs the whole tree of a head, because it gave its own up or has no block for an
+/// entry: no life has it. However long its ledger is, such a pool is not ahead of any other.
+pub(crate) const KEY_OF_NO_LIFE: [u8; 16] = [u8::MAX; 16];
+
 /// Greets a copy over a connection that was made to it.
 ///
 /// # Errors
@@ -113,6 +117,9 @@ pub(crate) fn judge_history(
     ends: &CopyEnds,
     node: NodeId,
 ) -> Result<(), Error> {
+    if ends.key == KEY_OF_NO_LIFE {
+        return Err(Error::NeedsImport(node));
+    }
     let own = local.ledger.place();
     if ends.end.sequence > own.sequence || ends.end.life > own.life {
         return Err(Error::CopyIsAhead(node));

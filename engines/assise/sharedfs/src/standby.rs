@@ -16,18 +16,18 @@
 mod comparing;
 mod contents;
 mod joining;
+mod leading;
 mod touching;
 
 use self::contents::{Contents, mark_of, open_contents, remove_files};
 use self::joining::Joining;
 use self::touching::Untouched;
 use crate::config::Config;
-use crate::daemon::{Daemon, lock_pool};
+use crate::daemon::lock_pool;
 use crate::error::Error;
 use crate::ledger::position_of;
 use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::Script;
-use crate::take_over::Recovered;
 use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
 use format::{Epoch, LogUid, NodeId, Sequence};
 use ipc::host::{Host, WAKE_ALL};
@@ -103,6 +103,10 @@ struct Inner {
     usage: Lock<asked::NotedUsage>,
     /// The tree of a head, on its way into this pool. Meanwhile there are neither contents nor a receiver.
     import: Lock<Option<Joining>>,
+    /// The node whose tree may replace the pool's own where there is no room for both.
+    replaceable_by: Lock<Option<NodeId>>,
+    /// 1 if the pool gave up its own tree and has not got that of a head since.
+    given_up: Word,
     receiving: Lock<Receiving>,
     head: Lock<HeadLink>,
     /// The connection over which the tree is compared with that of a head.
@@ -138,8 +142,10 @@ impl Standby {
         Ok(Self(Arc::new(Inner {
             pool: Lock::new(host.clone(), Some(pool)),
             usage: Lock::new(host.clone(), Some((contents.area.usage(), contents.area.commit()))),
-            contents: Lock::new(host.clone(), Some(contents)),
             import: Lock::new(host.clone(), None),
+            replaceable_by: Lock::new(host.clone(), None),
+            given_up: Word::new(contents.area.is_given_up().into()),
+            contents: Lock::new(host.clone(), Some(contents)),
             receiving: Lock::new(host.clone(), receiving),
             head: Lock::new(host.clone(), HeadLink::default()),
             comparing: Lock::new(host.clone(), None),
@@ -389,62 +395,6 @@ impl Standby {
             self.0.host.wait(&self.0.threads, running, None);
         }
     }
-
-    /// Becomes a daemon that leads. `copies` are connections to the other members that count as copies, made from here: they
-    /// are brought to what this pool has before a life begins, and have its first entries before this returns.
-    ///
-    /// # Errors
-    /// `CopyIsAhead`, `NeedsImport`, `Copy`, and what [`Daemon::open`] says. The standby goes on as one after
-    /// [`Self::start`], if its pool can be read.
-    pub fn lead(&self, term: Term, copies: Vec<Connection>) -> Result<(Daemon, Recovered), Error> {
-        self.fence(term.version);
-        self.end_following();
-        // An import that was not complete leaves the pool as it was.
-        self.0.give_up_import(None);
-        self.0.receiving.lock().receiver.take();
-        let contents = self.0.contents.lock().take();
-        let pool = self.0.pool.lock().take();
-        let (Some(contents), Some(pool)) = (contents, pool) else { return Err(Error::Stopped) };
-        let Contents { area, copy, .. } = contents;
-        let config = Config { node: term.node, ..self.0.config };
-        let host = self.0.host.clone();
-        match Daemon::begin(host, &self.0.medium, config, (area, copy), (term, copies)) {
-            Ok((core, recovered)) => Ok((Daemon::of(core, pool), recovered)),
-            Err(error) => {
-                if let Err(error) = self.open_again() {
-                    self.0.fail(&error);
-                }
-                *self.0.pool.lock() = Some(pool);
-                Err(error)
-            }
-        }
-    }
-
-    /// Follows again, with the pool of a daemon that this standby became and that has ended ([`Daemon::stop`]). When
-    /// this returns, heads are answered; the thread that executes entries is started as at first.
-    ///
-    /// # Errors
-    /// As [`Self::open`]: the pool cannot be read. `Stopped`: the daemon gave its pool up before.
-    ///
-    /// # Panics
-    /// The daemon has not ended.
-    pub fn resume(&self, daemon: &Daemon) -> Result<(), Error> {
-        assert!(daemon.has_ended(), "a pool has one writer");
-        let pool = daemon.take_pool().ok_or(Error::Stopped)?;
-        let opened = self.open_again();
-        *self.0.pool.lock() = Some(pool);
-        opened.inspect_err(|error| self.0.fail(error))
-    }
-
-    /// Opens the pool's contents. Nothing executes arriving entries yet.
-    fn open_again(&self) -> Result<(), Error> {
-        let (contents, receiver) = open_contents(&*self.0.host, &self.0.medium, &self.0.config)?;
-        self.0.announce(&receiver);
-        *self.0.contents.lock() = Some(contents);
-        self.0.receiving.lock().receiver = Some(receiver);
-        self.0.ending.store(0, Ordering::Release);
-        Ok(())
-    }
 }
 
 impl Inner {
@@ -506,7 +456,7 @@ impl Inner {
     /// Executes some of the entries that are synced; if there are none and `contain` is set, commits the tree.
     fn execute_some(&self, contain: bool) -> Result<bool, Error> {
         let mut guard = self.contents.lock();
-        let Some(contents) = guard.as_mut() else { return Ok(false) };
+        let Some(contents) = guard.as_mut().filter(|contents| !contents.needs_tree) else { return Ok(false) };
         // Acquire: pairs with the Release of `announce`.
         let synced = Sequence::new(self.synced.load(Ordering::Acquire));
         if !self.has_lacking_records(contents) {

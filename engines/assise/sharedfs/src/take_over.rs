@@ -92,7 +92,7 @@ struct TakeOver<'a> {
 /// these connections, have what this one has before anything is decided, and all that was decided when this returns.
 ///
 /// # Errors
-/// `Area`, `Media`, `File`; `LivesUsedUp`; `Copy`, `CopyIsAhead`, `NeedsImport`: nothing was decided, or not all of what was
+/// `TreeGivenUp`; `Area`, `Media`, `File`; `LivesUsedUp`; `Copy`, `CopyIsAhead`, `NeedsImport`: nothing was decided, or not all of what was
 /// is at the copies.
 pub(crate) fn take_over(
     area: &mut Area,
@@ -102,6 +102,9 @@ pub(crate) fn take_over(
     left: &mut FormerDaemon<'_>,
     (term, connections): (Term, Vec<Connection>),
 ) -> Result<LeadingCopy, Error> {
+    if area.is_given_up() {
+        return Err(Error::TreeGivenUp);
+    }
     let mut named = BTreeSet::new();
     let key = random_key(&**host);
     let terms = (term.version, copy.ledger.region().bytes());

@@ -4,6 +4,7 @@
 //! same. A record that an entry names and the log does not have is reported: after a crash of the machine that is how far
 //! the log came, if no entry stands behind; else the log is damaged.
 
+use super::apply::CutReason;
 use super::batch::{BatchLimits, Decisions, End, ExpectedHash, Repeated, Role, digest_batch};
 use super::copy::{LocalCopy, Visit, contain_changes};
 use crate::config::Config;
@@ -215,6 +216,8 @@ impl<'a> Script<'a> {
                 End::NoFrame | End::Cut(_) if self.takes_parts && entry.expected.is_some() => {
                     entry.expected = None;
                 }
+                // The head had blocks for it: this pool has them where records of the log's user cannot go.
+                End::Cut(CutReason::NoRoom) if !self.takes_parts => return Err(AreaError::NoSpace.into()),
                 End::NoFrame | End::Cut(_) => {
                     self.short = Some((log, digest.at.sequence));
                     return Ok(());

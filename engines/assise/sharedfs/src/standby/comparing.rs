@@ -106,6 +106,9 @@ impl Inner {
         let known = self.head.lock().version;
         let mut guard = self.contents.lock();
         let contents = guard.as_mut().ok_or(mirror::Error::Refused(MirrorRefusal::Closed))?;
+        if contents.area.is_given_up() {
+            return Err(refused());
+        }
         let refusal = judge_terms(hello, known, contents.copy.ledger.region().bytes());
         if refusal != MirrorRefusal::None {
             return Err(mirror::Error::Refused(refusal));

@@ -6,9 +6,10 @@ use crate::error::Error;
 use crate::generations::Generations;
 use crate::imported::make_files_anew;
 use crate::ledger::position_of;
+use crate::level::KEY_OF_NO_LIFE;
 use crate::replay::copy::{LocalCopy, contain_changes, key_of_life};
 use crate::replay::script::Script;
-use area::Area;
+use area::{Area, AreaError};
 use format::ledger::Event;
 use format::mirror::LogMark;
 use format::{Incarnation, LogUid, Sequence};
@@ -36,14 +37,30 @@ pub(super) struct Contents {
     /// The next entry names records of this file of a log, up to this one, that were missing or wrong when the pool was
     /// opened.
     pub lacks: Option<(LogUid, Incarnation, Sequence)>,
+    /// The area has no block for what the next entry names: nothing is executed before the tree of a head is here.
+    pub needs_tree: bool,
 }
 
-/// Opens a pool, executes it to its end, and makes the receiver for the rest.
+/// Opens a pool, executes it to its end, and makes the receiver for the rest. If the area has no block for what an entry
+/// names, the pool is opened as it is, to get the tree of a head.
 pub(super) fn open_contents(
     host: &dyn Host,
     medium: &Medium,
     config: &Config,
 ) -> Result<(Contents, Receiver), Error> {
+    match open_up_to(host, (medium, config), Sequence::new(u64::MAX)) {
+        Err(Error::Area(AreaError::NoSpace)) => open_up_to(host, (medium, config), Sequence::new(0)),
+        opened => opened,
+    }
+}
+
+/// The same, with entries of the ledger up to this one; with less than all of them it is a pool that needs the tree of a head.
+fn open_up_to(
+    host: &dyn Host,
+    (medium, config): (&Medium, &Config),
+    up_to: Sequence,
+) -> Result<(Contents, Receiver), Error> {
+    let needs_tree = up_to < Sequence::new(u64::MAX);
     let mut area = Area::open(medium, config.area)?;
     make_files_anew(medium, &mut area)?;
     let generations = Arc::new(Generations::new(host)?);
@@ -52,7 +69,8 @@ pub(super) fn open_contents(
     let region = copy.ledger.region().clone();
     let contained = position_of(&copy.ledger.place());
     let logs = logs_of(medium, &copy)?;
-    let key = key_of_life(&area, contained.life)?;
+    let key =
+        if area.is_given_up() || needs_tree { KEY_OF_NO_LIFE } else { key_of_life(&area, contained.life)? };
     let opened = Receiver::open(medium, area.pool(), (region, contained, key), logs.into_iter());
     let mut receiver = opened.map_err(|error| match error {
         mirror::Error::Media(error) => Error::Media(error),
@@ -61,7 +79,8 @@ pub(super) fn open_contents(
     })?;
     let (mut over, mut lacks) = (Vec::new(), None);
     loop {
-        match Script::new(&mut area, &mut copy, config).run_one(receiver.synced(), &mut |_, _| ()) {
+        let up_to = receiver.synced().min(up_to);
+        match Script::new(&mut area, &mut copy, config).run_one(up_to, &mut |_, _| ()) {
             Ok((true, files)) => over.extend(files),
             Ok((false, files)) => {
                 over.extend(files);
@@ -85,6 +104,7 @@ pub(super) fn open_contents(
         over,
         hold: None,
         lacks,
+        needs_tree,
     };
     let marks = contents.marks(true);
     let contained = contents.contained();

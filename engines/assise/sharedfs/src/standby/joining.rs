@@ -2,16 +2,21 @@
 //! head no longer keeps the logs and ledger entries that this pool lacks, or the pool is of another history.
 //!
 //! Guarantees: until the last message of an import is processed the pool stays as it was, and it is opened again like
-//! that if the import ends early, for whatever reason. Then it becomes, in one commit, a copy that has executed the
+//! that if the import ends early, for whatever reason but one. Then it becomes, in one commit, a copy that has executed the
 //! ledger up to the head's pin.
+//!
+//! The reason is that the pool has no room for its own tree and that of the head together. If the node that leads sends the tree,
+//! and a view of the cluster says that this pool is not in sync ([`Standby::set_replaceable`]), the pool gives up its own tree,
+//! in one commit. From then on until an import is complete it is an empty pool that no daemon leads with, and each head
+//! sends it the whole tree.
 
-use super::Inner;
-use super::contents::open_contents;
+use super::contents::{Contents, open_contents};
+use super::{Inner, Standby};
 use crate::error::Error;
-use crate::ledger::{LEDGER_FILE, place_of};
+use crate::ledger::{LEDGER_BEGINNING, LEDGER_FILE, place_of};
 use area::{Area, AreaError, Import, KeyRange};
 use format::mirror::{MirrorMessage, MirrorRange, MirrorRefusal, MirrorRoundEnd, MirrorSpan};
-use format::{HEADER_BYTES, Sequence};
+use format::{HEADER_BYTES, NodeId, Sequence};
 use ipc::sync::Ordering;
 use mirror::ledger::{LEDGER_START, LedgerPosition, ledger_ring_end};
 use mirror::{Stepped, refuse, say_changed, say_imported};
@@ -44,7 +49,8 @@ impl Inner {
     /// Takes one message of an import over a link.
     ///
     /// # Errors
-    /// `Broken`, `Message`, `Import`, `Media`: the import is over, the pool is what it was, and so is the link.
+    /// `Broken`, `Message`, `Import`, `ImportRoom`, `PoolRoom`, `TreeKept`, `Media`: the import is over, the pool is what it was, and
+    /// so is the link. `TreeGivenUp`: the pool is empty.
     pub(super) fn take_import(
         &self,
         connection: &Connection,
@@ -60,9 +66,32 @@ impl Inner {
             let until = self.host.now().after(ANSWER);
             // The connection may be over, which the head notices by itself.
             let _ = refuse(connection, MirrorRefusal::Import, until);
+            import.take();
+            let taken = match taken {
+                Err(mirror::Error::ImportRoom) => Err(self.make_room(connection.node())),
+                taken => taken,
+            };
             self.reopen(&mut import);
+            return taken;
         }
         taken
+    }
+
+    /// The tree of this head had no room beside the own one: gives up that one, if it counts for nothing. Returns what came of
+    /// it. There are no contents, and no import is under way; its lock is held.
+    fn make_room(&self, head: NodeId) -> mirror::Error {
+        let is_replaceable = *self.replaceable_by.lock() == Some(head);
+        let given_up = Area::open(&self.medium, self.config.area).and_then(|area| {
+            if area.is_given_up() {
+                return Ok(mirror::Error::PoolRoom);
+            }
+            if !is_replaceable {
+                return Ok(mirror::Error::ImportRoom);
+            }
+            area.give_up_tree(&LEDGER_BEGINNING)?;
+            Ok(mirror::Error::TreeGivenUp)
+        });
+        given_up.unwrap_or_else(|error| mirror::Error::TreeKept(error.to_string()))
     }
 
     fn take_part(
@@ -122,13 +151,16 @@ impl Inner {
         if self.failure.lock().is_some() {
             return Err(mirror::Error::Refused(MirrorRefusal::Closed));
         }
+        // A tree that is compared goes.
+        let compared = self.comparing.lock().take();
+        compared.into_iter().for_each(|connection| connection.close());
         self.contents.lock().take();
         self.receiving.lock().receiver.take();
         let area = Area::open(&self.medium, self.config.area).map_err(of_area)?;
         if since == Sequence::new(0) {
             return Import::begin(area).map_err(of_area);
         }
-        if area.ledger().sequence.next() < since {
+        if area.is_given_up() || area.ledger().sequence.next() < since {
             return Err(mirror::Error::Broken("more in common than this tree has"));
         }
         Import::begin_with_own(area).map_err(of_area)
@@ -164,6 +196,7 @@ impl Inner {
         // Relaxed: only for status reports.
         self.executed.store(place.sequence.get(), Ordering::Relaxed);
         self.life.store(place.life.get(), Ordering::Relaxed);
+        self.note_given_up(&contents);
         // Release: before there is anything to execute, no more counts as synced than this pool has.
         self.synced.store(receiver.synced().get(), Ordering::Release);
         *self.contents.lock() = Some(contents);
@@ -189,6 +222,30 @@ impl Inner {
             return;
         }
         self.reopen(&mut import);
+    }
+}
+
+impl Standby {
+    /// Allows this node, and no other, to replace the pool's own tree by that of its own where there is no room for both. The caller
+    /// has a view of the node's present life in which this node leads and is in sync, and in which the pool of the standby is not
+    /// in sync: then the pool may not lead before a head has brought it up, so its tree counts for nothing. `None` if there is no
+    /// such view.
+    pub fn set_replaceable(&self, by: Option<NodeId>) {
+        *self.0.replaceable_by.lock() = by;
+    }
+
+    /// Whether the pool gave up its own tree and has not got that of a head since. It cannot lead.
+    pub fn has_given_up(&self) -> bool {
+        // Relaxed: only for status reports.
+        self.0.given_up.load(Ordering::Relaxed) != 0
+    }
+}
+
+impl Inner {
+    /// Notes it for status reports.
+    pub(super) fn note_given_up(&self, contents: &Contents) {
+        // Relaxed: as above.
+        self.given_up.store(contents.area.is_given_up().into(), Ordering::Relaxed);
     }
 }
 

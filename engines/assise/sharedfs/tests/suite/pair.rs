@@ -71,6 +71,8 @@ pub struct Follows {
     pub eager: bool,
     /// An action of programs at the head when the copy has received so many messages.
     pub meanwhile: Option<(u32, Box<dyn FnMut()>)>,
+    /// Why the copy ended a link last.
+    pub link_end: Option<mirror::Error>,
 }
 
 impl Follows {
@@ -113,8 +115,9 @@ impl Follows {
                         while self.eager && self.standby.execute().unwrap() {}
                         true
                     }
-                    Err(_) => {
+                    Err(why) => {
                         connection.close();
+                        self.link_end = Some(why);
                         true
                     }
                 }
@@ -232,6 +235,7 @@ impl Pair {
             paused: 0,
             eager: false,
             meanwhile: None,
+            link_end: None,
         }));
         Self { copy: copy.clone(), daemon, leader, follows, endpoint, other, host, link: RefCell::new(None) }
     }
