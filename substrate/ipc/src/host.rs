@@ -407,10 +407,31 @@ pub fn wait_until(
     }
 }
 
+/// A yield that takes longer has let another thread run.
+const YIELD_MAX: Duration = Duration::from_micros(50);
+
+/// Waits for a time that is not much longer than a wake-up takes. The thread keeps its processor as long as no other thread
+/// wants it: a sleeper of 0.4 ms may wake milliseconds later, because a processor without work sleeps, too. Otherwise it sleeps.
+pub fn pause(host: &dyn Host, time: Duration) {
+    let mut now = host.now();
+    let until = now.after(time);
+    while now < until {
+        let before = now;
+        host.yield_now();
+        now = host.now();
+        // On a simulated machine time passes only while a thread sleeps.
+        if now.since(before) > YIELD_MAX || host.processor().is_none() {
+            host.wait(&Word::new(0), 0, Some(until));
+            return;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
 
     /// The time that a waiter would poll for now.
     fn span(spin: &Spin) -> u32 {
@@ -438,6 +459,53 @@ mod tests {
         };
         assert!(spin.poll(&host, third));
         assert_eq!(span(&spin), 4_000);
+    }
+
+    /// A host on which each yield takes so many microseconds, with the time and how often a thread slept.
+    struct Yields(u64, AtomicU64, AtomicU32);
+
+    impl Host for Yields {
+        fn now(&self) -> Time {
+            Time::from_ns(self.1.load(Ordering::Relaxed) * 1000)
+        }
+
+        fn wall(&self) -> i64 {
+            0
+        }
+
+        fn random(&self) -> u64 {
+            0
+        }
+
+        fn spawn(&self, _: &str, _: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, Error> {
+            unreachable!("nothing here starts a thread")
+        }
+
+        fn wait(&self, _: &Word, _: u32, until: Option<Time>) -> Waited {
+            self.1.store(until.unwrap().as_ns() / 1000, Ordering::Relaxed);
+            self.2.fetch_add(1, Ordering::Relaxed);
+            Waited::TimedOut
+        }
+
+        fn yield_now(&self) {
+            self.1.fetch_add(self.0, Ordering::Relaxed);
+        }
+
+        fn processor(&self) -> Option<u32> {
+            Some(0)
+        }
+
+        fn wake(&self, _: &Word, _: u32) {}
+    }
+
+    #[test]
+    fn a_pause_keeps_the_processor_until_another_thread_wants_it() {
+        for (yield_us, sleeps) in [(1, 0), (40, 0), (60, 1)] {
+            let host = Yields(yield_us, AtomicU64::new(0), AtomicU32::new(0));
+            pause(&host, Duration::from_micros(400));
+            assert_eq!(host.now().as_ns(), 400_000, "{yield_us}");
+            assert_eq!(host.2.into_inner(), sleeps, "{yield_us}");
+        }
     }
 
     #[test]

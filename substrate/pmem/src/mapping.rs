@@ -71,11 +71,13 @@ impl Mapping {
     /// Maps the pages of the file now, as large pages where the kernel can form them, so that no store waits for a page
     /// fault. Takes about half a millisecond for each megabyte, and is limited to the first [`READY_BYTES_MAX`] bytes.
     pub fn make_ready(&self) {
-        self.make_part_ready(0..self.bytes().min(READY_BYTES_MAX as u64));
+        let range = 0..self.bytes().min(READY_BYTES_MAX as u64);
+        self.form_large_pages(range.clone());
+        self.touch(range);
     }
 
-    /// The same for a part, which begins with a page.
-    pub fn make_part_ready(&self, range: Range<u64>) {
+    /// Forms large pages of a part, as far as the kernel can.
+    pub fn form_large_pages(&self, range: Range<u64>) {
         let huge = HUGE_PAGE_BYTES as u64;
         let (first, behind) = (range.start.next_multiple_of(huge), range.end / huge * huge);
         if first < behind {
@@ -84,7 +86,6 @@ impl Mapping {
             // SAFETY: the range is within the mapping, and its bytes stay as they are.
             unsafe { libc::madvise(start.cast(), bytes, libc::MADV_COLLAPSE) };
         }
-        self.touch(range);
     }
 
     /// Makes the kernel map the pages of a part of a file in memory now.

@@ -51,7 +51,9 @@ enum Backing {
     Recorded(RecordedFile),
 }
 
-/// Bytes of a piece that [`Region::make_part_ready`] maps. On memory that the machine never used this takes milliseconds.
+/// Bytes of a large page.
+pub const LARGE_PAGE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
+/// Bytes of a piece of which [`Region::touch`] maps the pages. On memory that the machine never used this takes milliseconds.
 pub const READY_PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
 
 impl Region {
@@ -90,15 +92,14 @@ impl Region {
         }
     }
 
-    /// Maps the pages of a part, as [`Self::make_ready`] does for all: the owner of a log does this a piece ahead, because the
-    /// first touch of a page would cost as much as a small write, and it takes long for a whole log. Nothing on other media
-    /// than memory.
+    /// Has the kernel form large pages of a part, as far as it can: for all that map the file. A store to the part meanwhile waits
+    /// for some milliseconds, also in another process. Nothing on other media than memory.
     ///
     /// # Panics
     /// If the range is not within the region.
-    pub fn make_part_ready(&self, range: Range<u64>) {
+    pub fn form_large_pages(&self, range: Range<u64>) {
         if let (Class::Memory, Backing::Mapped { mapping, .. }) = (self.0.class, &self.0.backing) {
-            mapping.make_part_ready(range);
+            mapping.form_large_pages(range);
         }
     }
 

@@ -169,7 +169,7 @@ fn the_memory_of_a_log_is_mapped_piece_by_piece() {
     let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let log = Region::from_fd(file.into(), Class::Memory).unwrap();
     for (range, kib) in [(0..2 << 20, 2048), (2 << 20..4 << 20, 4096), (4 << 20..5 << 20, 5120)] {
-        log.make_part_ready(range.clone());
+        log.touch(range.clone());
         assert_eq!(mapped_kib(&path, &["Rss:"]), kib, "{range:?}");
     }
 }

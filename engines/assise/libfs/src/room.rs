@@ -7,7 +7,6 @@ use crate::need::RecordCost;
 use crate::state::{Session, State};
 use format::call::{CallKind, GrowRequest, RefillRequest, RefillResponse, Status};
 use format::{BLOCK_BYTES, Sequence};
-use ipc::Word;
 use ipc::sync::Ordering;
 use std::time::Duration;
 use vfs::engine::Result;
@@ -221,7 +220,7 @@ impl LibFs {
 
     /// Requests space for more of the log, and a digest, without waiting for it, if more than half of the log is full apart
     /// from records that are already digested; releases references whose last records are digested. Pauses if little of the
-    /// log is free. Makes memory of the log ready; if only that is due, nothing else is done.
+    /// log is free. Maps memory of the log; if only that is due, nothing else is done.
     pub(crate) fn relieve(&self) {
         let (due, is_all) = {
             let mut state = self.state();
@@ -235,7 +234,7 @@ impl LibFs {
             (due, is_all)
         };
         if let Some((log, part)) = due {
-            part.make_ready(&log);
+            log.touch(part);
             if is_all {
                 return;
             }
@@ -275,7 +274,7 @@ impl LibFs {
             let _ = self.grow_log(era, log_bytes);
         }
         if !pause.is_zero() {
-            self.host.wait(&Word::new(0), 0, Some(self.host.now().after(pause)));
+            ipc::pause(&*self.host, pause);
         }
     }
 

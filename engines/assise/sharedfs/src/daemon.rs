@@ -404,7 +404,7 @@ impl Daemon {
 
     /// Digests all logs and removes all inodes that wait for it, as the background thread does.
     pub fn tidy(&self) {
-        self.core.tidy();
+        self.core.tidy_wanted(true);
     }
 
     /// Makes logs ready for sessions to come, as the background thread does.
@@ -534,7 +534,7 @@ impl Core {
     }
 
     /// The background thread.
-    fn background(&self) {
+    fn background(self: &Arc<Self>) {
         let mut next_look = self.host.now().after(self.config.idle_digest);
         loop {
             // Acquire: pairs with the Release of `announce_work` and of `stop`.
@@ -548,6 +548,7 @@ impl Core {
                 self.end_released();
             }
             self.tidy_wanted(false);
+            self.form_large_pages();
             self.make_ready_logs();
             if !self.goes_on() || self.state.lock().is_stopped() {
                 self.tell_failure();
@@ -557,10 +558,6 @@ impl Core {
                 self.tidy_wanted(true);
             }
         }
-    }
-
-    fn tidy(&self) {
-        self.tidy_wanted(true);
     }
 
     /// Digests logs that asked for it, or all logs that have records; removes inodes without a name.

@@ -32,6 +32,7 @@ mod fair;
 mod generations;
 mod import;
 mod imported;
+mod large_pages;
 mod leases;
 mod ledger;
 mod level;

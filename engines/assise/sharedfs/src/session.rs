@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::large_pages::LogPieces;
 use crate::lock_leases::LockTable;
 use crate::passes::Passes;
 use crate::register::Identity;
@@ -182,6 +183,8 @@ pub(crate) struct Session {
     pub wants_digest: bool,
     /// The records that are not digested and for whose digest calls wait.
     awaited: Vec<Sequence>,
+    /// The pieces of its log that have large pages.
+    pub pieces: LogPieces,
     /// Its process, if it is another one.
     pub peer: Option<Arc<Peer>>,
     /// Rights to open files that it passes on.
@@ -239,6 +242,7 @@ impl Session {
             former_ranges: Vec::new(),
             wants_digest: false,
             awaited: Vec::new(),
+            pieces: LogPieces::default(),
             peer: None,
             passes: Passes::default(),
             lock_table: None,
