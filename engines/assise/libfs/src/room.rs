@@ -274,7 +274,7 @@ impl LibFs {
             let _ = self.grow_log(era, log_bytes);
         }
         if !pause.is_zero() {
-            ipc::pause(&*self.host, pause);
+            self.pauses.pause(&*self.host, pause);
         }
     }
 
