@@ -123,3 +123,36 @@ fn on_full_pools_copies_follow_what_is_written_again() {
     node.hearth(&["down"]).expect_success();
     [1, 2].iter().for_each(|number| node.check_of(*number));
 }
+
+/// Fills the tree with long symbolic links, then with directories.
+const FILL_TREE: &str = r#"/usr/bin/python3 - $T <<'X'
+import errno, os, sys
+os.chdir(sys.argv[1])
+for folder, make in ("links", lambda name: os.symlink("t" * 4000, name)), ("folders", os.mkdir):
+    os.mkdir(folder)
+    open(folder + "/first", "w").close()
+    count = 0
+    try:
+        while True:
+            make("%s/%d" % (folder, count))
+            count += 1
+    except OSError as why: assert why.errno == errno.ENOSPC, why
+    print(folder, count, flush=True)
+    if folder == "links": [os.unlink("links/%d" % number) for number in range(count)]
+X
+"#;
+
+/// The tree has no node for another inode. Programs begin and end, the daemon dies and starts again, and files can be removed.
+#[test]
+fn with_a_full_tree_programs_and_daemons_begin() {
+    let node = Node::of_mib(16);
+    node.sh(FILL_TREE).expect_success();
+    for _ in 0..3 {
+        assert_eq!(node.sh("ls $T").expect_success(), "folders\nlinks\n");
+    }
+    node.hearth(&["down", "--hard"]).expect_success();
+    node.hearth(&["up", "--no-mount"]).expect_success();
+    assert_eq!(node.sh("rm -r $T/folders && echo b > $T/new && cat $T/new").expect_success(), "b\n");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}

@@ -80,9 +80,7 @@ impl Applying<'_> {
 pub(crate) enum Need {
     /// Not at all, nor into what is promised.
     Growing,
-    /// Not at all: items that the daemon itself notes.
-    Noting,
-    /// Room was promised for it: up to what giving back needs.
+    /// Room was promised for it, or the daemon itself notes what it has decided: up to what giving back needs.
     Promised,
     /// It gives room back, or keeps what there is: all of it.
     Shrinking,
@@ -348,7 +346,6 @@ impl Batch<'_> {
         let shrinking = SHRINKING_PATHS * path;
         let reserve = match need {
             Need::Growing => shrinking + self.area.limits.reserve_nodes.max(self.area.kept_nodes),
-            Need::Noting => shrinking + self.area.limits.reserve_nodes,
             Need::Promised => shrinking,
             Need::Shrinking => 0,
         };

@@ -129,7 +129,7 @@ impl Batch<'_> {
         }
         let space = &mut self.area.space;
         let reserve = match need {
-            Need::Growing | Need::Noting => self.area.limits.reserve_blocks.max(SHRINKING_BLOCKS),
+            Need::Growing => self.area.limits.reserve_blocks.max(SHRINKING_BLOCKS),
             Need::Promised => SHRINKING_BLOCKS,
             Need::Shrinking => 0,
         };

@@ -137,7 +137,7 @@ impl Batch<'_> {
     pub fn put_groups(&mut self, log: LogUid, groups: &[u32]) -> Result<(), AreaError> {
         self.guarded(|batch| {
             let pieces = u32::try_from(groups.len().div_ceil(LOG_GROUPS_PIECE)).unwrap_or(u32::MAX);
-            batch.begin_change(2, pieces, Need::Noting)?;
+            batch.begin_change(2, pieces, Need::Promised)?;
             batch.remove_kind(log.get(), ItemKind::Log)?;
             for (piece, groups) in groups.chunks(LOG_GROUPS_PIECE).enumerate() {
                 let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
@@ -192,7 +192,7 @@ impl Batch<'_> {
     /// As [`Batch::put_log`].
     pub fn put_life(&mut self, life: Life, item: &LifeItem) -> Result<(), AreaError> {
         self.guarded(|batch| {
-            batch.begin_change(1, 1, Need::Noting)?;
+            batch.begin_change(1, 1, Need::Promised)?;
             batch.put(Key::new(0, ItemKind::Life, u64::from(life.get())), item.as_bytes())
         })
     }
