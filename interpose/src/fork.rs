@@ -113,6 +113,7 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
     local.maker.store(raw::process().cast_unsigned(), Ordering::Relaxed);
     local.inside(|| {
         descriptors::prepare_for_child();
+        crate::slots::prepare_for_child();
         let overlay = Box::into_raw(Box::new(Overlay::snapshot()));
         local.overlay.store(overlay, Ordering::Relaxed);
         local.cloning.store(VFORK, Ordering::Relaxed);

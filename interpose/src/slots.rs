@@ -114,6 +114,17 @@ fn process() -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct FileSlot(u32);
 
+/// Makes the table for files that a child between vfork and exec opens first: otherwise the child would have a table of its own
+/// for each file, and a descriptor of it at a number that its program may use.
+pub fn prepare_for_child() {
+    let _lock = LOCK.take();
+    if CURRENT.load(Ordering::Relaxed) == 0
+        && let Ok(table) = table::make()
+    {
+        CURRENT.store(table as u32 + 1, Ordering::Relaxed);
+    }
+}
+
 impl FileSlot {
     fn new(table: usize, index: usize) -> Self {
         Self((table * SLOTS_MAX + index) as u32)

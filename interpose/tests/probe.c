@@ -215,8 +215,30 @@ static void vfork_umask(void) {
 static void vfork_first(void) {
     char folder[PATH_MAX];
     CHECK(getcwd(folder, sizeof folder) && chdir("/") == 0 && setenv("FOLDER", folder, 1) == 0);
-    execl(self, self, "vfork_opens", "/", (char *)0);
-    CHECK(0);
+    const char *how[] = {"vfork_opens", "vfork_moves"};
+    for (int i = 0; i < 2; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            execl(self, self, how[i], "/", (char *)0);
+            _exit(9);
+        }
+        wait_for(child);
+    }
+}
+
+static void vfork_moves(void) {
+    for (int round = 0; round < 2; round++) {
+        pid_t child = vfork();
+        if (child == 0) {
+            if (chdir(getenv("FOLDER"))) _exit(8);
+            syscall(SYS_close_range, 3u, ~0u, 0);
+            execl("/bin/true", "true", (char *)0);
+            _exit(9);
+        }
+        wait_for(child);
+    }
+    CHECK(chdir(getenv("FOLDER")) == 0);
+    holds("a", "xyxyxy");
 }
 
 static void vfork_opens(void) {
@@ -226,6 +248,7 @@ static void vfork_opens(void) {
         pid_t child = vfork();
         if (child == 0) {
             int made = open(path, O_CREAT | O_WRONLY | O_APPEND, 0644);
+            if (open(path, O_RDONLY) != made + 1) _exit(8);
             _exit(made < 0 || write(made, "x", 1) != 1 || fsync(made) != 0);
         }
         wait_for(child);
@@ -1202,7 +1225,7 @@ static const struct {
     {"descriptors", descriptors}, {"close_ranges", close_ranges}, {"numbers_run_out", numbers_run_out},
     {"fork_shares_offset", fork_shares_offset}, {"fork_exec", fork_exec}, {"inherits", inherits},
     {"vfork_exec", vfork_exec}, {"vfork_umask", vfork_umask}, {"vfork_first", vfork_first},
-    {"vfork_opens", vfork_opens}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
+    {"vfork_opens", vfork_opens}, {"vfork_moves", vfork_moves}, {"spawns", spawns}, {"threads", threads}, {"stdio", stdio},
     {"bad_buffers", bad_buffers}, {"signals", signals}, {"lock_waits", lock_waits},
     {"program_faults", program_faults}, {"cancels", cancels}, {"cancels_files", cancels_files},
     {"cancels_waits", cancels_waits}, {"ends_in_the_next_library", ends_in_the_next_library},

@@ -122,7 +122,11 @@ impl SlotTable {
     fn keep(&self, memfd: Option<i32>) -> Result<(), Errno> {
         self.inode.store(memfd.map_or(0, inode_of), Ordering::Relaxed);
         match memfd {
-            Some(memfd) if local().borrowed().is_some() => self.borrowed.store(memfd + 1, Ordering::Relaxed),
+            Some(memfd) if local().borrowed().is_some() => {
+                let moved = move_up(memfd, true);
+                raw::close(memfd);
+                self.borrowed.store(moved? + 1, Ordering::Relaxed);
+            }
             Some(memfd) => self.kept.store(Internal::keep(memfd)?.slot() + 1, Ordering::Relaxed),
             None => {}
         }
