@@ -409,50 +409,20 @@ pub fn wait_until(
 
 /// A yield that takes longer has let another thread run.
 const YIELD_MAX: Duration = Duration::from_micros(50);
-/// Most pauses after one in which another thread ran that sleep at once.
-const SLEEPS_MAX: u32 = 64;
 
-/// Pauses that are not much longer than a wake-up takes.
-///
-/// A thread that pauses keeps its processor as long as no other thread wants it: a sleeper of 0.4 ms may wake milliseconds
-/// later, because a processor without work sleeps, too. If another thread ran, which may take milliseconds, the next pause sleeps at
-/// once, and twice as many each time this happens again.
-#[derive(Debug, Default)]
-pub struct Pauses {
-    /// Pauses from now on that sleep at once.
-    sleeps: AtomicU32,
-    /// How many sleep at once after the last one that did not; 0 if no other thread ran in it.
-    slept: AtomicU32,
-}
-
-impl Pauses {
-    /// Pauses for a time.
-    pub fn pause(&self, host: &dyn Host, time: Duration) {
-        let mut now = host.now();
-        let until = now.after(time);
-        // Relaxed: hints that order nothing. On a simulated machine time passes only while a thread sleeps.
-        let sleeps = self.sleeps.load(Ordering::Relaxed);
-        if sleeps > 0 || host.processor().is_none() {
-            self.sleeps.store(sleeps.saturating_sub(1), Ordering::Relaxed);
-        } else {
-            let is_wanted = loop {
-                if now >= until {
-                    break false;
-                }
-                let before = now;
-                host.yield_now();
-                now = host.now();
-                if now.since(before) > YIELD_MAX {
-                    break true;
-                }
-            };
-            let twice = 2 * self.slept.load(Ordering::Relaxed);
-            let sleeps = if is_wanted { twice.clamp(1, SLEEPS_MAX) } else { 0 };
-            self.slept.store(sleeps, Ordering::Relaxed);
-            self.sleeps.store(sleeps, Ordering::Relaxed);
-        }
-        if now < until {
+/// Waits for a time that is not much longer than a wake-up takes. The thread keeps its processor as long as no other thread
+/// wants it: a sleeper of 0.4 ms may wake milliseconds later, because a processor without work sleeps, too. Otherwise it sleeps.
+pub fn pause(host: &dyn Host, time: Duration) {
+    let mut now = host.now();
+    let until = now.after(time);
+    while now < until {
+        let before = now;
+        host.yield_now();
+        now = host.now();
+        // On a simulated machine time passes only while a thread sleeps.
+        if now.since(before) > YIELD_MAX || host.processor().is_none() {
             host.wait(&Word::new(0), 0, Some(until));
+            return;
         }
     }
 }
@@ -530,26 +500,12 @@ mod tests {
 
     #[test]
     fn a_pause_keeps_the_processor_until_another_thread_wants_it() {
-        /// How many of some pauses slept.
-        fn sleeps(pauses: &Pauses, yield_us: u64, count: u64) -> u32 {
+        for (yield_us, sleeps) in [(1, 0), (40, 0), (60, 1)] {
             let host = Yields(yield_us, AtomicU64::new(0), AtomicU32::new(0));
-            for number in 1..=count {
-                pauses.pause(&host, Duration::from_micros(400));
-                assert_eq!(host.now().as_ns(), number * 400_000);
-            }
-            host.2.into_inner()
+            pause(&host, Duration::from_micros(400));
+            assert_eq!(host.now().as_ns(), 400_000, "{yield_us}");
+            assert_eq!(host.2.into_inner(), sleeps, "{yield_us}");
         }
-        let pauses = Pauses::default();
-        assert_eq!(sleeps(&pauses, 1, 10), 0);
-        assert_eq!(sleeps(&pauses, 40, 10), 0);
-        // One that sees the other thread, and 1 that does not look; then 2, 4 and 8.
-        for (asleep, slept) in [(1, 1), (2, 2), (4, 4), (8, 8)] {
-            assert_eq!(sleeps(&pauses, 60, 1 + asleep), 1 + asleep as u32);
-            assert_eq!(pauses.slept.load(Ordering::Relaxed), slept);
-        }
-        assert_eq!(sleeps(&pauses, 1, 10), 0, "the other thread is gone");
-        assert_eq!(sleeps(&pauses, 60, 2), 2);
-        assert_eq!(sleeps(&pauses, 1, 1), 0);
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub use alone::{is_alone, note_sharing};
 pub use claims::Claims;
 pub use error::Error;
 pub use event_counter::EventCounter;
-pub use host::{Host, Join, Pauses, Spin, SystemHost, Time, WAKE_ALL, Waited, wait_until};
+pub use host::{Host, Join, Spin, SystemHost, Time, WAKE_ALL, Waited, pause, wait_until};
 pub use lock::{Guard, Lock};
 pub use pages::{ClientPages, DaemonPages, DaemonView, Digested};
 pub use peer::{Credentials, Peer};

@@ -13,7 +13,7 @@ use crate::need::{Need, Step, Stop};
 use crate::session::Connector;
 use crate::state::{Session, State};
 use format::Sequence;
-use ipc::{Guard, Host, Lock, LongWord, Pauses, Word};
+use ipc::{Guard, Host, Lock, LongWord, Word};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,7 +69,6 @@ const ATTACH_PAUSE_MAX: Duration = Duration::from_millis(50);
 pub struct LibFs {
     pub(crate) host: Arc<dyn Host>,
     connector: Arc<dyn Connector>,
-    pub(crate) pauses: Pauses,
     pub(crate) limits: Limits,
     state: Lock<State>,
     /// Changes when a thread has finished something that other threads wait for.
@@ -107,7 +106,6 @@ impl LibFs {
             asked: Lock::new(host.clone(), Asked::default()),
             calls: [const { LongWord::new(0) }; KINDS],
             turn: Word::new(0),
-            pauses: Pauses::default(),
             host,
             connector,
             limits,

@@ -274,7 +274,7 @@ impl LibFs {
             let _ = self.grow_log(era, log_bytes);
         }
         if !pause.is_zero() {
-            self.pauses.pause(&*self.host, pause);
+            ipc::pause(&*self.host, pause);
         }
     }
 
