@@ -7,6 +7,7 @@ use assise_local::trees::{at, process};
 use assise_local::{Local, Node, tiny};
 use format::SegmentId;
 use format::call::{CallKind, DigestRequest, GrowRequest, Status, split};
+use ipc::{Host, Join, Time, Waited, Word};
 use libfs::{Attachment, Connector, Error, LibFs, Limits, Link};
 use pmem::{ReadMapping, Region};
 use sharedfs::Config;
@@ -231,6 +232,96 @@ fn a_log_gets_more_space_before_it_is_full() {
     }
     assert_eq!(granted.load(Ordering::SeqCst), LARGEST);
     assert_eq!(waits.load(Ordering::SeqCst), before);
+}
+
+/// The host of a program, which counts how often the program sleeps for a time.
+struct Sleeps(Arc<dyn Host>, AtomicU64);
+
+impl Host for Sleeps {
+    fn now(&self) -> Time {
+        self.0.now()
+    }
+
+    fn wall(&self) -> i64 {
+        self.0.wall()
+    }
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, ipc::Error> {
+        self.0.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        self.1.fetch_add(u64::from(until.is_some()), Ordering::SeqCst);
+        self.0.wait(word, expected, until)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        self.0.wake(word, count);
+    }
+}
+
+/// The log was full once, and a digest has freed a part of it: the program pauses before that part is full, too.
+#[test]
+fn after_its_log_was_full_a_program_pauses_again() {
+    const LOG_BYTES: u64 = 1 << 20;
+    const STEP: u64 = 8 << 10;
+    let node = Node::new(Config { log_bytes: LOG_BYTES, log_bytes_max: LOG_BYTES, ..tiny() });
+    let local = Arc::new(Local::new(node.clone(), Caller::ROOT));
+    let lossy = Lossy {
+        local,
+        answer: Ok(Status::NoSpace),
+        refused_above: Some(LOG_BYTES),
+        lost: Arc::default(),
+        granted: Arc::default(),
+        waits: Arc::default(),
+    };
+    let waits = lossy.waits.clone();
+    let host = Arc::new(Sleeps(node.host.clone(), AtomicU64::new(0)));
+    let libfs = LibFs::new(host.clone(), Arc::new(lossy), Limits::default()).expect("the daemon runs");
+    let mut player = process(Arc::new(libfs), 1);
+    player.call(&Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
+    let (mut slept, mut waited) = (0, waits.load(Ordering::SeqCst));
+    let mut full = 0;
+    for number in 0..4 * LOG_BYTES / STEP {
+        let offset = number % 64 * STEP;
+        let written = player.call(&Call::Pwrite { slot: 0, offset, data: vec![2; STEP as usize] });
+        assert_eq!(written, Answer::Number(STEP));
+        if waits.load(Ordering::SeqCst) > waited {
+            let pauses = host.1.load(Ordering::SeqCst) - slept;
+            assert!(pauses > 0, "full {full} times, and without a pause in between");
+            full += 1;
+            (slept, waited) = (host.1.load(Ordering::SeqCst), waits.load(Ordering::SeqCst));
+        }
+    }
+    assert!(full > 3, "{full}");
+}
+
+/// The daemon frees space of a log in steps: it makes one batch of 20 MiB in short records, and two of long ones.
+#[test]
+fn a_batch_of_long_records_is_shorter() {
+    const BYTES: u64 = 20 << 20;
+    let commits = |record: u64| {
+        let area = assise_local::sharedfs_area(1 << 15);
+        let log_bytes = 64 << 20;
+        let config = Config { log_bytes, log_bytes_max: log_bytes, ledger_bytes: 1 << 20, area, ..tiny() };
+        let node = Node::with_nodes(config, 1 << 14);
+        let (libfs, _) = node.attach(Caller::ROOT, Limits::default());
+        let mut player = process(Arc::new(libfs), 1);
+        player.call(&Call::Open { slot: 0, path: at("f"), flags: 0o102, mode: 0o644 });
+        for offset in (0..BYTES).step_by(record as usize) {
+            let call = Call::Pwrite { slot: 0, offset, data: vec![2; record as usize] };
+            assert_eq!(player.call(&call), Answer::Number(record));
+        }
+        let daemon = node.daemon().expect("it runs");
+        let before = daemon.commit();
+        node.tidy();
+        daemon.commit().get() - before.get()
+    };
+    assert_eq!((commits(32 << 10), commits(1 << 20)), (1, 2));
 }
 
 /// A pool that is full, and a process that filled it. Of the files in it, `kept` has data, `given` has reserved blocks, and

@@ -89,6 +89,7 @@ impl State {
             session.released.store(place.sequence.get(), Ordering::SeqCst);
             fence(Ordering::SeqCst);
             session.ring.release_to(place);
+            session.has_more_space();
         }
     }
 

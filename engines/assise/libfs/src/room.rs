@@ -390,7 +390,7 @@ impl Session {
     /// Whether more of the log's file is requested before the log is full.
     #[inline]
     fn grows_ahead(&self) -> bool {
-        self.log_bytes < self.log_bytes_max && !self.log_refused && !self.ring.is_wrapped()
+        self.can_grow() && !self.ring.is_wrapped()
     }
 
     /// How many bytes of the log's file should have space next, so that a frame of so many bytes fits; `None` if the log has
@@ -411,11 +411,24 @@ impl Session {
         }
     }
 
+    /// Space of the log was freed: the next pause comes when one step of it is full.
+    pub fn has_more_space(&mut self) {
+        if !self.can_grow() {
+            let (_, below) = pause(0, self.ring.free_bytes(), self.ring.bytes());
+            self.pause_below = self.pause_below.max(below);
+        }
+    }
+
+    /// Whether the log may get more space than it has.
+    fn can_grow(&self) -> bool {
+        self.log_bytes < self.log_bytes_max && !self.log_refused
+    }
+
     /// How long the writer pauses now; also determines the next pause. A log that can still grow gets more space instead.
     fn next_pause(&mut self) -> Duration {
         let (free, bytes) = (self.ring.free_bytes(), self.ring.bytes());
-        let grows = self.log_bytes < self.log_bytes_max && !self.log_refused;
-        let (pause, below) = if grows { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
+        let (pause, below) =
+            if self.can_grow() { (Duration::ZERO, 0) } else { pause(self.pause_below, free, bytes) };
         self.pause_below = below;
         pause
     }

@@ -40,6 +40,12 @@ impl BatchLimits {
 /// A batch that another call waits for ends when it has one of these.
 const SHORT_BATCH: BatchLimits = BatchLimits { records: 1024, bytes: 4 << 20 };
 
+/// A batch of long records ends with so many bytes. Such records fill blocks and leaves of the tree by themselves, so a longer
+/// batch writes no less, and its program would wait for space in its log all the longer.
+const LONG_RECORDS_BYTES: usize = 16 << 20;
+/// The average bytes of long records, at least.
+const LONG_RECORD: usize = 64 << 10;
+
 /// Inputs that only the head knows, and by which it decides. A replica that repeats its decisions keeps every inode
 /// that lost its last name until an entry removes it, and takes all space for reserved: the head noted how far it came
 /// with less.
@@ -356,7 +362,8 @@ impl BatchWork<'_> {
                 return Ok(End::Done);
             }
             let has = |limits: BatchLimits| self.records >= limits.records || self.bytes >= limits.bytes;
-            if has(limits) || (has(SHORT_BATCH) && (decisions.is_awaited)()) {
+            let are_long = self.bytes >= LONG_RECORDS_BYTES && self.bytes / self.records >= LONG_RECORD;
+            if are_long || has(limits) || (has(SHORT_BATCH) && (decisions.is_awaited)()) {
                 return Ok(End::More);
             }
             if self.records > 0 && self.at.sequence >= (decisions.awaited)() {
