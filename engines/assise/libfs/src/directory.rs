@@ -25,6 +25,10 @@ const LOOKUPS_FIRST: u64 = 2;
 /// In a directory with more entries, a program that has listed all of them may still need only few.
 const AHEAD_WHOLE_MAX: u64 = 1 << 12;
 
+/// To request leases ahead, at most so many entries and removals are looked at: a program may have removed hundreds of
+/// thousands of names that are not digested yet.
+const LOOKED_AT_MAX: usize = 4 * AHEAD_MAX;
+
 /// Factor by which the number of leases requested ahead grows each time; also the first number.
 const AHEAD_GROWTH: u16 = 8;
 
@@ -141,8 +145,11 @@ impl Directory {
             return 0;
         }
         let listed = (first..end).contains(&at.get());
-        let skipped = || self.standing(to.min(at)).take_while(|cookie| *cookie < at).take(AHEAD_MAX).count();
-        let follows = at > from && skipped() < AHEAD_MAX;
+        let is_near = || {
+            self.places.range(to.min(at)..at).take(LOOKED_AT_MAX).count() < LOOKED_AT_MAX
+                && self.standing(to.min(at)).take_while(|cookie| *cookie < at).count() < AHEAD_MAX
+        };
+        let follows = at > from && is_near();
         let all = first == Cookie::START.get() && (end == END || self.places.len() as u64 >= entries);
         let read = all && entries <= AHEAD_WHOLE_MAX && order == Order::Any;
         self.ahead = match listed && (follows || read) {
@@ -150,13 +157,19 @@ impl Directory {
             false => 0,
         };
         let end = self.standing(at).nth(usize::from(self.ahead) + 1);
-        self.ahead_places = (at, end.unwrap_or(Cookie::from_raw(END)));
+        let goes_on = || self.places.range(at..).nth(LOOKED_AT_MAX).is_some();
+        let end = end.unwrap_or_else(|| if goes_on() { at } else { Cookie::from_raw(END) });
+        self.ahead_places = (at, end);
         self.ahead
     }
 
-    /// The cookies of existing entries, from a cookie on.
+    /// The cookies of existing entries, from a cookie on, among the next [`LOOKED_AT_MAX`] entries and removals.
     fn standing(&self, from: Cookie) -> impl Iterator<Item = Cookie> {
-        self.places.range(from..).filter(|(_, place)| place.target.is_some()).map(|(cookie, _)| *cookie)
+        self.places
+            .range(from..)
+            .take(LOOKED_AT_MAX)
+            .filter(|(_, place)| place.target.is_some())
+            .map(|(cookie, _)| *cookie)
     }
 
     /// Number of cached entries and removals.
@@ -506,6 +519,31 @@ mod tests {
         assert_eq!(cache.free_cookie(wanted), None);
         cache.learn_hash(Cookie::of_name(wanted));
         assert_eq!(cache.free_cookie(wanted), Some(Ok(Cookie::of_name(wanted))));
+    }
+
+    #[test]
+    fn behind_many_removals_no_leases_are_requested_ahead() {
+        let many = LOOKED_AT_MAX as u64 + 10;
+        let cookie = |index: u64| Cookie::from_raw(Cookie::START.get() + 16 * (index + 1));
+        for (removed, expected) in [(100, AHEAD_GROWTH), (many, 0)] {
+            let mut cache = Directory::empty();
+            for index in 0..=removed + 2 * many {
+                let name = index.to_string();
+                cache.put(
+                    cookie(index),
+                    Name::new(name.as_bytes()).unwrap(),
+                    target(index + 2),
+                    Sequence::new(1),
+                );
+            }
+            assert_eq!(cache.ahead(cookie(0), u64::MAX, Order::Directory), AHEAD_GROWTH);
+            for index in 0..removed {
+                let name = index.to_string();
+                cache.remove(cookie(index), Name::new(name.as_bytes()).unwrap(), Sequence::new(2));
+            }
+            cache.ahead = 0;
+            assert_eq!(cache.ahead(cookie(removed), u64::MAX, Order::Directory), expected, "{removed}");
+        }
     }
 
     #[test]
