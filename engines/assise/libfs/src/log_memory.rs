@@ -2,12 +2,14 @@
 //! about as long as a small write takes. SharedFS gives it large pages if the log is written through several times.
 
 use pmem::Region;
-use pmem::region::READY_PIECE_BYTES;
 use std::ops::Range;
 
 /// Bytes that are mapped for a session that begins: most programs write little or nothing, and a page that the machine has
 /// not used before takes microseconds.
 const FIRST_BYTES: u64 = 64 << 10;
+
+/// Bytes that are mapped at a time later: about half a millisecond where the machine has not used the memory before.
+const PIECE_BYTES: u64 = 512 << 10;
 
 /// How much of a log's memory is mapped.
 pub(crate) struct LogMemory {
@@ -52,16 +54,16 @@ impl LogMemory {
 /// Where a record ends behind which the next part is mapped, if so many bytes are. Until that part is a piece, the part that is
 /// mapped is doubled when half of it is used; later the next piece is mapped when a record ends in the one before it.
 fn map_at(mapped: u64, log_bytes: u64) -> u64 {
-    let ahead = (mapped / 2).min(READY_PIECE_BYTES);
+    let ahead = (mapped / 2).min(PIECE_BYTES);
     if mapped < log_bytes { mapped - ahead } else { u64::MAX }
 }
 
 /// Where the memory that is mapped ends when that up to a position is mapped or in use.
 fn mapped_end(up_to: u64) -> u64 {
-    if up_to < READY_PIECE_BYTES {
-        (2 * up_to).next_power_of_two().min(READY_PIECE_BYTES)
+    if up_to < PIECE_BYTES {
+        (2 * up_to).next_power_of_two().min(PIECE_BYTES)
     } else {
-        (up_to / READY_PIECE_BYTES + 1) * READY_PIECE_BYTES
+        (up_to / PIECE_BYTES + 1) * PIECE_BYTES
     }
 }
 
@@ -86,23 +88,24 @@ mod tests {
 
     #[test]
     fn each_piece_is_mapped_once_before_it_is_written() {
-        let mut memory = LogMemory::new(FIRST_BYTES, 9 * MIB);
-        let parts = [128, 256, 512, 1024, 2048, 4096, 6144, 8192, 9216];
-        assert_eq!(round(&mut memory, 9 * MIB, 4160), parts);
-        assert_eq!(round(&mut memory, 9 * MIB, 4160), []);
-        memory.has_more(13 * MIB);
-        assert_eq!(round(&mut memory, 13 * MIB, 4160), [10240, 12288, 13312]);
-        assert!(!memory.is_due(START) && !memory.is_due(13 * MIB));
+        let mut memory = LogMemory::new(FIRST_BYTES, 3 * MIB);
+        let parts = [128, 256, 512, 1024, 1536, 2048, 2560, 3072];
+        assert_eq!(round(&mut memory, 3 * MIB, 4160), parts);
+        assert_eq!(round(&mut memory, 3 * MIB, 4160), []);
+        memory.has_more(4 * MIB + MIB / 4);
+        assert_eq!(round(&mut memory, 4 * MIB + MIB / 4, 4160), [3584, 4096, 4352]);
+        assert!(!memory.is_due(START) && !memory.is_due(5 * MIB));
     }
 
     #[test]
     fn a_long_record_maps_all_that_it_needs() {
         let after = |tail, log_bytes| LogMemory::new(FIRST_BYTES, log_bytes).next(tail, log_bytes);
-        assert_eq!(after(300 << 10, 9 * MIB), Some(64 << 10..MIB));
-        assert_eq!(after(5 * MIB, 9 * MIB), Some(64 << 10..6 * MIB));
-        let mut memory = LogMemory::new(2 * MIB, 3 * MIB);
-        assert!(!memory.is_due(MIB - 1) && memory.is_due(MIB));
-        assert_eq!(memory.next(MIB, 3 * MIB), Some(2 * MIB..3 * MIB));
-        assert_eq!(LogMemory::new(2 * MIB, 2 * MIB).next(MIB, 2 * MIB), None);
+        assert_eq!(after(200 << 10, 9 * MIB), Some(64 << 10..MIB / 2));
+        assert_eq!(after(5 * MIB, 9 * MIB), Some(64 << 10..5 * MIB + MIB / 2));
+        let (due_at, end) = (MIB + MIB / 2, 2 * MIB + MIB / 4);
+        let mut memory = LogMemory::new(2 * MIB, end);
+        assert!(!memory.is_due(due_at - 1) && memory.is_due(due_at));
+        assert_eq!(memory.next(due_at, end), Some(2 * MIB..end));
+        assert_eq!(LogMemory::new(2 * MIB, 2 * MIB).next(due_at, 2 * MIB), None);
     }
 }
