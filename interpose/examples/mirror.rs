@@ -3,7 +3,9 @@
 //! them after fork, vfork and exec, and the tests can compare the results of programs with the folder itself.
 
 use hearth::descriptors::Internal;
-use hearth::mount::{Change, Entry, Errno, Handle, Lock, Mount, MountPath, New, Result, Target};
+use hearth::mount::{
+    Change, Entry, Errno, Handle, Lock, Mount, MountPath, New, PassedDescriptors, Result, Target,
+};
 use hearth::raw;
 use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut};
@@ -386,7 +388,7 @@ impl Mount for Mirror {
         Ok(rest.strip_prefix(b"/").unwrap_or(rest).to_vec())
     }
 
-    fn export(&self, file: Handle) -> Result<Vec<u8>> {
+    fn export(&self, file: Handle, _: &mut PassedDescriptors) -> Result<Vec<u8>> {
         let copy = hearth::descriptors::move_up(descriptor(file), false)?;
         Ok(copy.to_le_bytes().to_vec())
     }

@@ -17,7 +17,7 @@
 
 use crate::limits;
 use crate::local::local;
-use crate::mount::{Errno, Handle};
+use crate::mount::{ChildLocks, Errno, Handle};
 use crate::{raw, real};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -90,7 +90,8 @@ impl Internal {
             return Err(Errno(libc::EMFILE));
         };
         if let Some(overlay) = overlay {
-            overlay.moved.push((slot as u32, moved));
+            overlay.internals.retain(|(other, _)| *other != slot as u32);
+            overlay.internals.push((slot as u32, moved));
             return Ok(Self(slot as u32));
         }
         // Marked as ours without a description, so every call of the program with this number fails with EBADF.
@@ -111,8 +112,10 @@ impl Internal {
 
     /// Its number, for a system call that follows at once.
     pub fn number(self) -> i32 {
-        if let Some((_, number)) = moved().iter().find(|(slot, _)| *slot == self.0) {
-            return *number;
+        if let Some(overlay) = overlay() {
+            let found = overlay.internals.iter().find(|(slot, _)| *slot == self.0);
+            // Its parent has others since then.
+            return found.map_or(NOT_HERE, |(_, number)| *number);
         }
         INTERNAL[self.0 as usize].load(Ordering::Acquire) - 1
     }
@@ -125,8 +128,8 @@ impl Internal {
             return raw::close(fd);
         };
         raw::close(self.number());
-        overlay.moved.retain(|(slot, _)| *slot != self.0);
-        overlay.moved.push((self.0, NOT_HERE));
+        overlay.internals.retain(|(slot, _)| *slot != self.0);
+        overlay.internals.push((self.0, NOT_HERE));
         overlay.closed.push(self);
     }
 
@@ -138,8 +141,8 @@ impl Internal {
         let before = self.number();
         let moved = move_up(before, true)?;
         if let Some(overlay) = overlay() {
-            overlay.moved.retain(|(slot, _)| *slot != self.0);
-            overlay.moved.push((self.0, moved));
+            overlay.internals.retain(|(slot, _)| *slot != self.0);
+            overlay.internals.push((self.0, moved));
             raw::close(before);
             return Ok(());
         }
@@ -215,15 +218,15 @@ pub fn internal(fd: i32) -> Option<Internal> {
     if fd == NOT_HERE {
         return None;
     }
-    if let Some((slot, _)) = moved().iter().find(|(_, number)| *number == fd) {
-        return Some(Internal(*slot));
+    if let Some(overlay) = overlay() {
+        let found = overlay.internals.iter().find(|(_, number)| *number == fd);
+        return found.map(|(slot, _)| Internal(*slot));
     }
     let index = usize::try_from(fd).ok()?;
     if BITMAP.get(index / 64)?.load(Ordering::Relaxed) >> (index % 64) & 1 == 0 {
         return None;
     }
-    let slot = INTERNAL.iter().position(|slot| slot.load(Ordering::Relaxed) == fd + 1)? as u32;
-    moved().iter().all(|(other, _)| *other != slot).then_some(Internal(slot))
+    INTERNAL.iter().position(|slot| slot.load(Ordering::Relaxed) == fd + 1).map(|slot| Internal(slot as u32))
 }
 
 /// Numbers of all internal descriptors, lowest first.
@@ -290,7 +293,6 @@ impl DescriptionRef {
     /// descriptors; the last reference ends everything anyway.
     pub fn close(self) {
         if FILES[self.0 as usize].references.load(Ordering::Relaxed) > 1
-            && local().borrowed().is_none()
             && let Some(site) = crate::start::site().filter(|_| !crate::dispatch::poisoned())
         {
             site.mount.descriptor_closed(self.handle());
@@ -341,15 +343,17 @@ impl Drop for DescriptionRef {
 #[derive(Default)]
 pub struct Overlay {
     files: Vec<(i32, DescriptionRef)>,
-    /// Internal descriptors that moved in the child's table, or that only this table has: slots and numbers. In the
-    /// parent's table they stay where they are, or are not there ([`NOT_HERE`]).
-    moved: Vec<(u32, i32)>,
+    /// The internal descriptors in the child's table: slots and numbers. It begins as a copy of the parent's table. Later
+    /// ones of the parent are not there, and those of the child are not in the parent's table ([`NOT_HERE`]).
+    internals: Vec<(u32, i32)>,
     /// Internal descriptors that the child has closed.
     closed: Vec<Internal>,
     /// The descriptions at the start of the child.
     pub given: Vec<DescriptionRef>,
     /// Memory of an exec that succeeded; the parent frees it with the overlay.
     pub exec: Option<crate::exec::Image>,
+    /// The owner of the child's own `fcntl` locks, after the first request for one.
+    pub locks: Option<ChildLocks>,
     /// The umask that the child has set. The kernel keeps the parent's.
     umask: Option<u32>,
 }
@@ -360,7 +364,10 @@ impl Overlay {
         let found = ours().into_iter().chain([CWD]).filter_map(|fd| Some((fd, of_number(fd)?)));
         let files: Vec<(i32, DescriptionRef)> = found.collect();
         let given = files.iter().map(|(_, held)| held.clone()).collect();
-        Self { files, moved: Vec::new(), closed: Vec::new(), given, exec: None, umask: None }
+        let internals = (0..INTERNALS as u32).zip(&INTERNAL);
+        let numbers = internals.map(|(slot, number)| (slot, number.load(Ordering::Relaxed) - 1));
+        let internals = numbers.filter(|(_, number)| *number >= 0).collect();
+        Self { files, internals, closed: Vec::new(), given, exec: None, locks: None, umask: None }
     }
 }
 
@@ -368,6 +375,13 @@ impl Drop for Overlay {
     fn drop(&mut self) {
         self.closed.drain(..).for_each(Internal::close);
     }
+}
+
+/// Whether the child has made a connection of the mount's client, which its parent does not have.
+pub fn has_connected(overlay: &Overlay) -> bool {
+    let is_only_there = |slot: u32| INTERNAL[slot as usize].load(Ordering::Relaxed) == NOT_HERE + 1;
+    let is_clients = |slot: u32| CLIENTS.iter().any(|entry| entry.load(Ordering::Relaxed) == slot + 1);
+    overlay.internals.iter().any(|(slot, _)| is_only_there(*slot) && is_clients(*slot))
 }
 
 /// The calling thread's overlay.
@@ -385,11 +399,6 @@ pub fn own_umask() -> Option<u32> {
 /// Notes the umask of a child between vfork and exec; false if the calling thread is none.
 pub fn note_own_umask(mask: u32) -> bool {
     overlay().map(|overlay| overlay.umask = Some(mask)).is_some()
-}
-
-/// The internal descriptors that have other numbers in the calling thread.
-fn moved() -> &'static [(u32, i32)] {
-    overlay().map_or(&[], |overlay| &overlay.moved)
 }
 
 /// True if the number is ours.

@@ -12,7 +12,7 @@ use crate::local::local;
 use crate::mount::Errno;
 use crate::raw::{self, Arguments};
 use crate::table::{PathArgument, ROWS, Treatment};
-use crate::{descriptors, fork, paths, real, regions, signals};
+use crate::{descriptors, fork, paths, real, regions, signals, tell};
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -248,6 +248,9 @@ const WALKS_MAX: u32 = 40;
 
 /// Runs a row's function inside, until its answer is not due to a signal.
 fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
+    if fork::is_beside() {
+        return refuse_beside(call);
+    }
     let local = local();
     let (mut restarts, mut walks) = (RESTARTS_MAX, WALKS_MAX);
     loop {
@@ -286,13 +289,42 @@ fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
     }
 }
 
+/// The answer to a process that runs in the memory of another one at the same time: it has no files of the mount. It may
+/// close the placeholders that it has inherited, unless they are its parent's too.
+#[cold]
+fn refuse_beside(call: &Call) -> Routed {
+    const CLOSE: usize = 3;
+    const CLOSE_RANGE: usize = 436;
+    let treatment = ROWS[usize::from(INDEX[call.number]) - 1].treatment;
+    // In its own table, the number may be another file's by now.
+    let is_placeholder = |argument: u8| {
+        let flags = raw::fcntl(call.int(usize::from(argument)), libc::F_GETFL, 0);
+        is_ours(call, argument) && flags.is_ok_and(|flags| flags & libc::O_PATH as u64 != 0)
+    };
+    let passes = match treatment {
+        _ if matches!(call.number, CLOSE | CLOSE_RANGE) => !fork::shares_numbers(),
+        Treatment::Paths(arguments, _) => !arguments.iter().any(|one| paths::names_mount(call, *one)),
+        Treatment::File(one, _) => !is_placeholder(one),
+        Treatment::Files(one, two, _) => {
+            let is_target = fork::shares_numbers() && is_placeholder(two);
+            !is_target && !is_placeholder(one)
+        }
+        Treatment::Always(_) | Treatment::Memory(_) | Treatment::Passes(_) => true,
+    };
+    if passes {
+        return Routed::Kernel;
+    }
+    tell::refused("a process that shares the memory of its running parent cannot use the tree");
+    Routed::Answered(-i64::from(libc::EOPNOTSUPP))
+}
+
 /// Called when the kernel did not find a path of the program's: the path may lead into the mount by a symbolic link or
 /// by `..`.
 pub fn retry_in_mount(number: usize, arguments: &Arguments) -> Option<i64> {
     let call = &Call { number, arguments: *arguments };
     let row = &ROWS[usize::from(*INDEX.get(call.number)?).checked_sub(1)?];
     let Treatment::Paths(path_arguments, function) = row.treatment else { return None };
-    if local().is_inside() {
+    if local().is_inside() || fork::is_beside() {
         return None;
     }
     let site = crate::start::site()?;

@@ -19,18 +19,19 @@ use crate::dispatch::{Answer, Call, Refusal};
 use crate::limits;
 use crate::local::local;
 use crate::memory;
-use crate::mount::{Errno, Handle, MountPath, Target};
+use crate::mount::{Errno, Handle, MountPath, PassedDescriptors, Target};
 use crate::paths::{self, ResolvedPath};
 use crate::raw;
 use crate::signals;
 use crate::table::{self, PathArgument};
+use record::ExecRecord;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-const MAGIC: &[u8; 8] = b"HEARTHFD";
-/// Limit of bytes of a record: 65,536 descriptors with long tokens.
-const RECORD_BYTES_MAX: usize = 64 << 20;
+mod record;
+
 const STRINGS_MAX: usize = 1 << 20;
 const STRING_BYTES_MAX: usize = 128 << 10;
 const INTERPRETERS_MAX: usize = 4;
@@ -59,6 +60,8 @@ pub struct Image {
     program: Option<i32>,
     /// A descriptor that the mount passes on.
     handover: Option<i32>,
+    /// Descriptors that the files need in the next program.
+    passed: PassedDescriptors,
 }
 
 /// Serves `execve` and `execveat`.
@@ -282,25 +285,22 @@ impl Image {
         if !preloaded {
             return Ok(inherited[..numbers].iter().filter_map(|(fd, held)| make_real(*fd, held)).collect());
         }
-        let mut record = MAGIC.to_vec();
-        record.extend_from_slice(&raw::process().to_le_bytes());
-        record.extend_from_slice(&(handover.len() as u32).to_le_bytes());
-        record.extend_from_slice(&handover);
         // All numbers of one description share its token.
-        let mut done: Vec<&DescriptionRef> = Vec::new();
-        for (_, held) in &inherited {
-            if done.iter().any(|other| other.same(held)) {
-                continue;
+        let mut files: Vec<(&DescriptionRef, Vec<i32>)> = Vec::new();
+        let mut indices = BTreeMap::new();
+        for (fd, held) in &inherited {
+            let index = *indices.entry(held.handle().0).or_insert(files.len());
+            if index == files.len() {
+                files.push((held, Vec::new()));
             }
-            let numbers: Vec<i32> =
-                inherited.iter().filter(|(_, other)| other.same(held)).map(|(fd, _)| *fd).collect();
-            let token = mount().export(held.handle())?;
-            record.extend_from_slice(&(numbers.len() as u32).to_le_bytes());
-            numbers.iter().for_each(|fd| record.extend_from_slice(&fd.to_le_bytes()));
-            record.extend_from_slice(&(token.len() as u32).to_le_bytes());
-            record.extend_from_slice(&token);
-            done.push(held);
+            files[index].1.push(*fd);
         }
+        let mut exported = Vec::with_capacity(files.len());
+        for (held, numbers) in files {
+            exported.push((numbers, mount().export(held.handle(), &mut self.passed)?));
+        }
+        let passed = self.passed.numbers().collect();
+        let record = ExecRecord { handover, passed, files: exported }.encode(raw::process());
         let fd = memfd(MEMFD, 0)?;
         let high = descriptors::move_up(fd, false);
         raw::close(fd);
@@ -368,7 +368,8 @@ impl Image {
 
     /// Descriptors to be closed if the exec fails.
     fn left_over(&self) -> impl Iterator<Item = i32> + use<> {
-        [self.record, self.program, self.handover].into_iter().flatten()
+        let passed: Vec<i32> = self.passed.numbers().collect();
+        [self.record, self.program, self.handover].into_iter().flatten().chain(passed)
     }
 
     /// Executes the program; returns only an error.
@@ -538,76 +539,26 @@ fn take_over(fd: i32) {
         record.resize(start + 4096, 0);
         let got = raw::read_at(fd, &mut record[start..], start as u64).unwrap_or(0);
         record.truncate(start + got);
-        if got == 0 || record.len() > RECORD_BYTES_MAX {
+        if got == 0 || record.len() > record::BYTES_MAX {
             break;
         }
     }
     raw::close(fd);
-    let Some((handover, inherited)) = decode(&record, raw::process()) else { return };
-    mount().after_exec(&handover);
-    for (numbers, token) in inherited {
+    let Some(record) = ExecRecord::decode(&record, raw::process()) else { return };
+    mount().after_exec(&record.handover);
+    for (numbers, token) in record.files {
         let Ok(held) = mount().import(&token).and_then(DescriptionRef::new) else { continue };
         for fd in numbers {
             let _ = descriptors::put(fd, held.clone());
         }
     }
+    record.passed.into_iter().for_each(raw::close);
     mount().after_import();
-}
-
-/// The token of the mount; then, for each description, its numbers and its token.
-type Inherited = (Vec<u8>, Vec<(Vec<i32>, Vec<u8>)>);
-
-/// Decodes a record; `None` if the bytes are no record, or one for another process.
-fn decode(record: &[u8], process: i32) -> Option<Inherited> {
-    let mut rest = record.strip_prefix(MAGIC)?;
-    let mut word = || {
-        let (head, tail) = rest.split_first_chunk::<4>()?;
-        rest = tail;
-        Some(u32::from_le_bytes(*head))
-    };
-    if word()? != process.cast_unsigned() {
-        return None;
-    }
-    let handover_bytes = word()? as usize;
-    let (handover, tail) = rest.split_at_checked(handover_bytes)?;
-    rest = tail;
-    let mut found = Vec::new();
-    while !rest.is_empty() {
-        let (count, tail) = rest.split_first_chunk::<4>()?;
-        let count = u32::from_le_bytes(*count) as usize;
-        let numbers = tail.get(..count.checked_mul(4)?)?;
-        let numbers = numbers.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        let (length, tail) = tail[count * 4..].split_first_chunk::<4>()?;
-        let length = u32::from_le_bytes(*length) as usize;
-        found.push((numbers, tail.get(..length)?.to_vec()));
-        rest = &tail[length..];
-    }
-    Some((handover.to_vec(), found))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn records_of_others_and_garbage_are_refused() {
-        let mut record = MAGIC.to_vec();
-        record.extend_from_slice(&7i32.to_le_bytes());
-        record.extend_from_slice(&2u32.to_le_bytes());
-        record.extend_from_slice(b"pq");
-        record.extend_from_slice(&2u32.to_le_bytes());
-        record.extend_from_slice(&1i32.to_le_bytes());
-        record.extend_from_slice(&5i32.to_le_bytes());
-        record.extend_from_slice(&3u32.to_le_bytes());
-        record.extend_from_slice(b"abc");
-        assert_eq!(decode(&record, 7), Some((b"pq".to_vec(), vec![(vec![1, 5], b"abc".to_vec())])));
-        assert_eq!(decode(&record, 8), None);
-        for cut in 19..record.len() {
-            assert_eq!(decode(&record[..cut], 7), None, "cut at {cut}");
-        }
-        record[18..22].fill(0xff);
-        assert_eq!(decode(&record, 7), None);
-    }
 
     #[test]
     fn static_programs_are_recognized() {

@@ -10,6 +10,11 @@
 //! patched code calls `hearth_before` and `hearth_after` around it. Until the parent continues, the child runs on the
 //! parent's thread block, and its changes go to an overlay. While the overlay exists the parent's signals are blocked,
 //! so that no handler of the parent runs with it; the child has the mask that the program has set.
+//!
+//! **A process beside its parent**: a clone with CLONE_VM, without CLONE_VFORK and CLONE_THREAD, creates a process that
+//! runs in its parent's memory at the same time, with a descriptor table of its own, and mostly on the thread block of the
+//! thread that created it. The library cannot tell their states apart, so it serves only the parent. The calls of the
+//! other process on the tree fail with EOPNOTSUPP and one line on standard error, and all its other calls go to the kernel.
 
 use crate::descriptors::{self, Overlay};
 use crate::dispatch;
@@ -20,17 +25,23 @@ use crate::raw;
 use crate::signals;
 use crate::start::site;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 /// A word in the page that a fork clears: 1 in the process that wrote it.
 static SEEN: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 const PAGE: usize = 4096;
+/// The process whose memory this is, after it has created a process beside it; 0 before.
+static SERVED: AtomicI32 = AtomicI32::new(0);
+/// The other process may have the same descriptors (CLONE_FILES).
+static SHARES_NUMBERS: AtomicBool = AtomicBool::new(false);
 /// [`crate::local::Local::cloning`]: the clone in progress creates a child in this thread's memory.
 const VFORK: u32 = 1;
 /// The same: a child with its own memory, with which files are shared.
 const FORK: u32 = 2;
 /// The same: this thread is the child in its parent's memory.
 const CHILD: u32 = 3;
+/// The same: the child has left this thread's memory, and the thread closes the child's files.
+pub const ENDING: u32 = 4;
 
 /// Maps the page.
 ///
@@ -62,9 +73,29 @@ pub fn notice() {
 #[cold]
 fn noticed(seen: &AtomicU32) {
     seen.store(1, Ordering::Relaxed);
+    SERVED.store(0, Ordering::Relaxed);
     if let Some(site) = site() {
         site.mount.after_fork_child();
     }
+}
+
+/// Whether the caller is a process beside the one that the library serves.
+#[inline]
+pub fn is_beside() -> bool {
+    SERVED.load(Ordering::Relaxed) != 0 && is_not_served()
+}
+
+#[cold]
+fn is_not_served() -> bool {
+    // SAFETY: the page is never unmapped.
+    let seen = unsafe { SEEN.load(Ordering::Acquire).as_ref() };
+    let is_forked = seen.is_some_and(|seen| seen.load(Ordering::Relaxed) != 1);
+    !is_forked && local().borrowed().is_none() && raw::process() != SERVED.load(Ordering::Relaxed)
+}
+
+/// Whether a process beside the one that the library serves may have the same descriptors.
+pub fn shares_numbers() -> bool {
+    SHARES_NUMBERS.load(Ordering::Relaxed)
 }
 
 /// From now on, processes and threads may be created that the library does not see. They may share this memory and the
@@ -86,13 +117,21 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
         _ => 0,
     };
     let shares = flags & libc::CLONE_VM as u64 != 0;
+    let sleeps = flags & libc::CLONE_VFORK as u64 != 0;
+    let thread = flags & libc::CLONE_THREAD as u64 != 0;
+    if is_beside() {
+        return;
+    }
     if !shares {
         crate::slots::note_fork();
-    } else if flags & libc::CLONE_VFORK as u64 == 0 {
+    } else if !sleeps {
         ipc::note_sharing();
+        if !thread {
+            SHARES_NUMBERS.fetch_or(flags & libc::CLONE_FILES as u64 != 0, Ordering::Relaxed);
+            return SERVED.store(local().process(), Ordering::Relaxed);
+        }
     }
     let local = local();
-    let thread = flags & libc::CLONE_THREAD as u64 != 0;
     if thread || local.is_inside() || local.borrowed().is_some() || site().is_none() {
         return;
     }
@@ -106,10 +145,7 @@ pub unsafe extern "C" fn hearth_before(number: u64, first: u64) {
         local.cloning.store(if given { FORK } else { 0 }, Ordering::Relaxed);
         return;
     }
-    // A parent that does not sleep meanwhile may be the first to continue, so its mask stays as it is.
-    let sleeps = flags & libc::CLONE_VFORK as u64 != 0;
-    let mask = if sleeps { signals::block() } else { signals::mask() };
-    local.maker_mask.store(mask, Ordering::Relaxed);
+    local.maker_mask.store(signals::block(), Ordering::Relaxed);
     local.maker.store(raw::process().cast_unsigned(), Ordering::Relaxed);
     local.inside(|| {
         descriptors::prepare_for_child();
@@ -132,6 +168,9 @@ fn share_files() {
 /// After a clone, in parent and child, with its result.
 pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
     crate::slots::note_fork();
+    if is_beside() {
+        return;
+    }
     let local = local();
     match local.cloning.load(Ordering::Relaxed) {
         FORK => {
@@ -148,8 +187,9 @@ pub unsafe extern "C" fn hearth_after(result: u64, _first: u64) {
         }
         // A child may create children itself, which must not end the state of their parent.
         VFORK | CHILD if result != 0 && is_maker(local) => {
-            local.cloning.store(0, Ordering::Relaxed);
+            local.cloning.store(ENDING, Ordering::Relaxed);
             end_overlay(local);
+            local.cloning.store(0, Ordering::Relaxed);
             release_child(local, result);
             signals::set_mask(local.maker_mask.load(Ordering::Relaxed));
         }
@@ -182,6 +222,15 @@ fn end_overlay(local: &Local) {
     local.deferred.store(0, Ordering::Relaxed);
     local.interrupted.store(0, Ordering::Relaxed);
     let overlay = local.overlay.swap(std::ptr::null_mut(), Ordering::Relaxed);
-    // SAFETY: made by `hearth_before` on this thread; the child has executed a program or ended.
-    local.inside(|| drop(unsafe { Box::from_raw(overlay) }));
+    local.inside(|| {
+        // SAFETY: made by `hearth_before` on this thread; the child has executed a program or ended.
+        let overlay = unsafe { Box::from_raw(overlay) };
+        let (locks, has_connected) = (overlay.locks, descriptors::has_connected(&overlay));
+        drop(overlay);
+        if (locks.is_some() || has_connected)
+            && let Some(site) = site().filter(|_| !dispatch::poisoned())
+        {
+            let _ = catch_unwind(AssertUnwindSafe(|| site.mount.child_left(locks, has_connected)));
+        }
+    });
 }

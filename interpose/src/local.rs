@@ -145,6 +145,11 @@ impl Local {
         borrowed.then(|| self.overlay.load(Ordering::Relaxed)).filter(|overlay| !overlay.is_null())
     }
 
+    /// Whether the thread acts for a child between vfork and exec: it is the child, or its parent that closes the child's files.
+    pub fn acts_for_child(&self) -> bool {
+        self.borrowed().is_some() || self.cloning.load(Ordering::Relaxed) == crate::fork::ENDING
+    }
+
     /// The process that has this memory: that of the calling thread, or its parent if it is a child between vfork and
     /// exec.
     pub fn process(&self) -> i32 {

@@ -94,6 +94,31 @@ pub enum Lock<'a> {
     Range(i32, &'a mut libc::flock),
 }
 
+/// Descriptors that files need in the next program, each once however many files need it. They are closed if the exec
+/// fails, and in the next program when all files are taken over.
+#[derive(Debug, Default)]
+pub struct PassedDescriptors(Vec<(u64, i32)>);
+
+impl PassedDescriptors {
+    /// The number of the descriptor with this key, which the first request makes.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn once(&mut self, key: u64, make: impl FnOnce() -> Result<i32>) -> Result<i32> {
+        if let Some((_, fd)) = self.0.iter().find(|(other, _)| *other == key) {
+            return Ok(*fd);
+        }
+        let fd = make()?;
+        self.0.push((key, fd));
+        Ok(fd)
+    }
+
+    /// All numbers.
+    pub fn numbers(&self) -> impl Iterator<Item = i32> {
+        self.0.iter().map(|(_, fd)| *fd)
+    }
+}
+
 /// State for the next program, in addition to its files.
 #[derive(Debug, Default)]
 pub struct ExecHandover {
@@ -101,6 +126,15 @@ pub struct ExecHandover {
     pub token: Vec<u8>,
     /// A descriptor that the next program inherits; closed if the exec fails.
     pub descriptor: Option<i32>,
+}
+
+/// The owner of the `fcntl` locks of a child between vfork and exec, which has its parent's memory and none of its locks.
+#[derive(Clone, Copy, Debug)]
+pub struct ChildLocks {
+    /// A random number.
+    pub owner: u64,
+    /// The child, as it sees itself.
+    pub process: u32,
 }
 
 /// The storage of the files. Each method has the result of the system call in its comment. Methods that take a path may
@@ -116,8 +150,8 @@ pub trait Mount: Sync {
     fn reopen(&self, file: Handle, flags: i32, mode: u32) -> Result<Handle>;
     /// Ends an open file. Also called in a child between vfork and exec.
     fn close(&self, file: Handle);
-    /// A descriptor of the file was closed, and others may be left: the process's own `fcntl` locks on the file end.
-    /// Not called in a child between vfork and exec, which has no locks.
+    /// A descriptor of the file was closed, and others may be left: the process's own `fcntl` locks on the file end. In a
+    /// child between vfork and exec these are the child's.
     fn descriptor_closed(&self, file: Handle);
     /// `readv`, `preadv` at an offset.
     fn read(&self, file: Handle, at: Option<u64>, into: &mut [IoSliceMut<'_>]) -> Result<usize>;
@@ -137,7 +171,7 @@ pub trait Mount: Sync {
     fn sync_all(&self) -> Result<()>;
     /// `fallocate`.
     fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()>;
-    /// `flock` and `fcntl` locks; may wait for the lock.
+    /// `flock` and `fcntl` locks; may wait for the lock. A child between vfork and exec is an owner of its own.
     fn lock(&self, file: Handle, lock: Lock<'_>) -> Result<()>;
     /// `F_GETFL`.
     fn flags(&self, file: Handle) -> i32;
@@ -178,7 +212,7 @@ pub trait Mount: Sync {
     /// Path of an open file from the mount's root, without a leading slash; empty for the root.
     fn path(&self, file: Handle) -> Result<Vec<u8>>;
     /// A token by which the next program of this process, after exec, takes over an open file.
-    fn export(&self, file: Handle) -> Result<Vec<u8>>;
+    fn export(&self, file: Handle, passed: &mut PassedDescriptors) -> Result<Vec<u8>>;
     /// Takes over an open file by its token.
     fn import(&self, token: &[u8]) -> Result<Handle>;
     /// Opens a kernel descriptor of the file on the node's mount, with the file's flags and offset; the caller closes
@@ -227,6 +261,11 @@ pub trait Mount: Sync {
     /// Called in the parent after the child was created; `None` if that failed.
     fn after_fork(&self, child: Option<u32>) {
         let _ = child;
+    }
+    /// Called in the parent after a child has left its memory that had locks, or has connected the client of the mount: the
+    /// locks end, unless the child goes on with them in another program, and the parent connects itself.
+    fn child_left(&self, locks: Option<ChildLocks>, has_connected: bool) {
+        let _ = (locks, has_connected);
     }
     /// The process may act as another user from now on.
     fn user_changed(&self) {}

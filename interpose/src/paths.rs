@@ -142,6 +142,17 @@ pub fn concern(call: &Call, argument: PathArgument) -> bool {
     }
 }
 
+/// Whether this path of the call leads into the mount as it is written, without links and `..`.
+pub fn names_mount(call: &Call, argument: PathArgument) -> bool {
+    let address = call.arguments[usize::from(argument.path)];
+    let dir = argument.dir.map_or(libc::AT_FDCWD, |dir| call.int(usize::from(dir)));
+    match memory::byte(address) {
+        Some(b'/') => site().is_some_and(|site| begins(address, &site.prefix)),
+        _ if dir == libc::AT_FDCWD => is_cwd_ours(),
+        _ => descriptors::is_ours(dir),
+    }
+}
+
 /// Whether a path relative to a descriptor of the kernel's has a component equal to the last one of the prefix: only such a
 /// path can lead down into the mount. Runs outside, without a copy. The restrictions of `openat2` are the kernel's to check
 /// at its own descriptors.

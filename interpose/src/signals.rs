@@ -312,23 +312,17 @@ pub fn after_failed_exec() {
 
 /// Blocks every signal of the thread that is not a fault; returns the former mask.
 pub fn block() -> u64 {
-    change_mask(libc::SIG_BLOCK, Some(!FAULTS))
-}
-
-/// The thread's mask.
-pub fn mask() -> u64 {
-    change_mask(libc::SIG_BLOCK, None)
+    change_mask(libc::SIG_BLOCK, !FAULTS)
 }
 
 /// Restores a mask.
 pub fn set_mask(mask: u64) {
-    change_mask(libc::SIG_SETMASK, Some(mask));
+    change_mask(libc::SIG_SETMASK, mask);
 }
 
-fn change_mask(how: i32, new: Option<u64>) -> u64 {
+fn change_mask(how: i32, new: u64) -> u64 {
     let mut before = 0u64;
-    let new = new.as_ref().map_or(0, |new| std::ptr::from_ref(new) as u64);
-    let arguments = [how as u64, new, (&raw mut before) as u64, 8];
+    let arguments = [how as u64, (&raw const new) as u64, (&raw mut before) as u64, 8];
     // SAFETY: both words belong to the library, and live across the call.
     let _ = unsafe { raw::try_call(libc::SYS_rt_sigprocmask, &arguments) };
     before

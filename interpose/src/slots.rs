@@ -17,7 +17,7 @@
 use crate::descriptors::move_up;
 use crate::identity::Users;
 use crate::local::local;
-use crate::mount::Errno;
+use crate::mount::{Errno, PassedDescriptors};
 use crate::process_lock::ProcessLock;
 use crate::raw;
 use ipc::{Host, SystemHost, WAKE_ALL, Word};
@@ -192,28 +192,29 @@ impl FileSlot {
         }
     }
 
-    /// The number of the slot in its table, and a descriptor of the table. The next program inherits the descriptor,
-    /// and closes it.
+    /// The number of the slot in its table, and a descriptor of the table, which the next program inherits.
     ///
     /// # Errors
     /// EMFILE.
-    pub fn pass_on(self) -> Result<(u32, i32), Errno> {
+    pub fn pass_on(self, passed: &mut PassedDescriptors) -> Result<(u32, i32), Errno> {
         let _lock = LOCK.take();
         TAKEN_AT[self.0 as usize].store(OTHERS_TOO, Ordering::Relaxed);
         let index = self.0 % SLOTS_MAX as u32;
+        let (table, own) = (self.0 as usize / SLOTS_MAX, u64::from(self.0) | 1 << 32);
         let next = Users::after_exec();
         if table::is_somebody_else(next) {
             if local().borrowed().is_some() {
                 // The memory belongs to the parent, whose user does not change.
-                return Ok((index, table::copy_of_one(self.table(), index as usize)?));
+                let copy = || table::copy_of_one(self.table(), index as usize);
+                return Ok((index, passed.once(own, copy)?));
             }
             table::leave(next);
         }
         let memfd = self.table().memfd().ok_or(Errno(libc::EMFILE))?;
-        Ok((index, move_up(memfd, false)?))
+        Ok((index, passed.once(table as u64, || move_up(memfd, false))?))
     }
 
-    /// Takes over a slot that [`Self::pass_on`] has passed on, and the descriptor.
+    /// Takes over a slot that [`Self::pass_on`] has passed on. The caller closes the descriptor, in which other slots may be.
     pub fn adopt(number: u32, memfd: i32) -> Option<Self> {
         let _lock = LOCK.take();
         let table = table::adopt(memfd)?;

@@ -134,22 +134,20 @@ impl SlotTable {
     }
 }
 
-/// Takes over the table of a memfd, and the descriptor; returns the table's number in this process.
+/// Takes over the table of a memfd; returns the table's number in this process.
 pub(super) fn adopt(memfd: i32) -> Option<usize> {
     let inode = inode_of(memfd);
     let known = |table: &SlotTable| {
         !table.start.load(Ordering::Relaxed).is_null() && table.inode.load(Ordering::Relaxed) == inode
     };
     if let Some(found) = TABLES.iter().position(known) {
-        raw::close(memfd);
         return Some(found);
     }
     let bytes = status(memfd).map_or(0, |status| status.st_size as u64).min(BYTES_MAX) & !(PAGE - 1);
     if bytes == 0 {
-        raw::close(memfd);
         return None;
     }
-    let adopted = install(Some(memfd), bytes).ok()?;
+    let adopted = install(Some(move_up(memfd, true).ok()?), bytes).ok()?;
     note_users();
     Some(adopted)
 }

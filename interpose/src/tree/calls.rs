@@ -5,8 +5,12 @@ use super::mounted::{self, Twin, on_twin, seek_twin, status_of_twin};
 use super::paths::{joined, path_of_directory};
 use super::{Current, INHERITED, Open, TOKEN_NUMBERS, Tree, handle_of, locks, open_of};
 use crate::descriptors;
+use crate::limits;
 use crate::local::local;
-use crate::mount::{Change, Entry, Errno, ExecHandover, Handle, Lock, Mount, MountPath, New, Result, Target};
+use crate::mount::{
+    Change, ChildLocks, Entry, Errno, ExecHandover, Handle, Lock, Mount, MountPath, New, PassedDescriptors,
+    Result, Target,
+};
 use crate::slots;
 use crate::{raw, regions};
 use format::InodeNumber;
@@ -15,7 +19,7 @@ use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use vfs::engine::{Engine, Target as NodeTarget};
-use vfs::vfs::{AccessIds, Owner, TimeToSet};
+use vfs::vfs::{AccessIds, Owner, RangeKind, TimeToSet};
 use vfs::{Base, File, Restriction, Scope};
 
 /// Bytes of directory records read at once.
@@ -71,7 +75,12 @@ impl Mount for Tree {
             && current.era == self.era()
         {
             if let Ok(vfs) = self.client() {
-                vfs.close(&current.file, true);
+                if local().acts_for_child() {
+                    locks::end_childs_locks(vfs, open.inode);
+                    vfs.end_description(&current.file);
+                } else {
+                    vfs.close(&current.file, true);
+                }
             }
             // SAFETY: no other reference is left.
             drop(unsafe { Box::from_raw(open.current.load(Ordering::Acquire)) });
@@ -83,6 +92,12 @@ impl Mount for Tree {
     }
 
     fn descriptor_closed(&self, file: Handle) {
+        if local().acts_for_child() {
+            if let Ok(vfs) = self.client() {
+                locks::end_childs_locks(vfs, open_of(&file).inode);
+            }
+            return;
+        }
         if !self.ranges.may_hold() || !self.may_have_locked(open_of(&file)) {
             return;
         }
@@ -185,8 +200,14 @@ impl Mount for Tree {
         let (vfs, file) = (self.client()?, self.file(&file)?);
         let operation = match lock {
             Lock::Range(command, range) => {
-                self.ranges.note(command);
-                return locks::range_lock(vfs, file, command, range);
+                let process = match locks::childs_owner() {
+                    Some(child) => RangeKind::Other(child),
+                    None => RangeKind::Process,
+                };
+                if process == RangeKind::Process {
+                    self.ranges.note(command);
+                }
+                return locks::range_lock(vfs, file, process, command, range);
             }
             Lock::Whole(operation) => operation,
         };
@@ -306,9 +327,9 @@ impl Mount for Tree {
         Ok(open_of(&file).path.clone())
     }
 
-    fn export(&self, file: Handle) -> Result<Vec<u8>> {
+    fn export(&self, file: Handle, passed: &mut PassedDescriptors) -> Result<Vec<u8>> {
         let open = open_of(&file);
-        let (number, memfd) = open.slot.pass_on()?;
+        let (number, memfd) = open.slot.pass_on(passed)?;
         let mut token = Vec::with_capacity(TOKEN_NUMBERS + open.path.len());
         token.extend_from_slice(&number.to_le_bytes());
         token.extend_from_slice(&memfd.to_le_bytes());
@@ -380,6 +401,18 @@ impl Mount for Tree {
 
     fn after_fork(&self, child: Option<u32>) {
         Self::release_child(child);
+    }
+
+    fn child_left(&self, locks: Option<ChildLocks>, has_connected: bool) {
+        // Without a client there is nothing.
+        let Ok(vfs) = self.client() else { return };
+        if has_connected {
+            // If that fails now, the next call tries it again.
+            let _ = limits::with_room(|_| vfs.engine().go_on_after_child());
+        }
+        if let Some(locks) = locks {
+            vfs.engine().release(locks::owner_of(locks), None);
+        }
     }
 
     fn user_changed(&self) {

@@ -11,8 +11,8 @@
 //! **Locks.** None: numbers of descriptors are single words. A child closes its copies of the liveness sockets of other
 //! threads' children.
 
-use super::{Open, Tree, open_of};
-use crate::descriptors::{self, CWD, DescriptionRef, Internal};
+use super::{Open, Tree, locks, open_of};
+use crate::descriptors::{self, CWD, DescriptionRef, Internal, Overlay};
 use crate::limits;
 use crate::local::local;
 use crate::mount::{ExecHandover, Handle, Result};
@@ -21,6 +21,7 @@ use format::InodeNumber;
 use ipc::Descriptor;
 use libfs::LibFs;
 use libfs::share::{Given, LivenessSocket};
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -100,10 +101,10 @@ pub(super) fn open_files() -> Vec<DescriptionRef> {
 }
 
 /// Runs a function on a liveness socket, whose descriptor stays with its owner.
-fn on_liveness_socket(number: u64, fd: i32, act: impl FnOnce(&LivenessSocket)) {
+fn on_liveness_socket<T>(number: u64, fd: i32, act: impl FnOnce(&LivenessSocket) -> T) -> T {
     // SAFETY: the descriptor is open, and the value that would close it is never dropped.
     let descriptor = unsafe { Descriptor::from_raw(fd) };
-    act(&ManuallyDrop::new(LivenessSocket::from_descriptor(number, descriptor)));
+    act(&ManuallyDrop::new(LivenessSocket::from_descriptor(number, descriptor)))
 }
 
 /// The files that are not in `left`, as the liveness socket reports them. The inode is 0 if another file of the inode
@@ -181,6 +182,10 @@ impl Tree {
         self.inherited.set(number, slot);
         self.owner.store(0, Ordering::Relaxed);
         self.ranges.forget();
+        if let Some(overlay) = local().borrowed() {
+            // SAFETY: the child has its own copy of the memory, and one thread.
+            unsafe { (*overlay).locks = None };
+        }
     }
 
     /// Reports that an inherited file was closed before it was claimed.
@@ -196,15 +201,19 @@ impl Tree {
     pub(super) fn pass_on(&self, staying: &[Handle], closing: &[Handle]) -> ExecHandover {
         let left: Vec<Given> = staying.iter().map(|handle| given(open_of(handle))).collect();
         let attached = !self.attached.load(Ordering::Acquire).is_null();
-        let (number, liveness) = match local().borrowed() {
-            // SAFETY: only this child uses the overlay until its exec.
-            Some(overlay) => self.pass_on_inherited(
-                local().given.load(Ordering::Relaxed),
-                local().liveness.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot),
-                unsafe { &(*overlay).given },
-                &left,
-            ),
-            None if attached => self.give_to_next_program(&left),
+        // SAFETY: only this child uses the overlay until its exec.
+        let child = local().borrowed().map(|overlay| unsafe { &*overlay });
+        let owner = match child {
+            Some(child) => child.locks.map_or(0, |locks| locks.owner),
+            None => self.owner.load(Ordering::Relaxed),
+        };
+        let (number, liveness) = match child {
+            Some(child) => self.pass_on_as_child(child, staying),
+            None if attached => {
+                let owner = (owner != 0)
+                    .then(|| LockOwner::Process { id: owner, pid: raw::process().unsigned_abs() });
+                self.give_to_next_program(&left, owner, true).unwrap_or_default()
+            }
             None => self.pass_on_inherited(
                 self.inherited.number(),
                 self.inherited.liveness(),
@@ -212,7 +221,6 @@ impl Tree {
                 &left,
             ),
         };
-        let owner = if local().borrowed().is_some() { 0 } else { self.owner.load(Ordering::Relaxed) };
         let mut token = Vec::with_capacity(TOKEN_BYTES);
         token.extend_from_slice(&number.to_le_bytes());
         token.extend_from_slice(&liveness.unwrap_or(-1).to_le_bytes());
@@ -241,26 +249,48 @@ impl Tree {
         }
     }
 
-    fn give_to_next_program(&self, left: &[Given]) -> (u64, Option<i32>) {
+    /// The same in a child between vfork and exec. The files of its parent are passed on as they were shared with the
+    /// child. If the child has opened files or may have locks, or if the daemon has ended since, everything is shared anew.
+    fn pass_on_as_child(&self, child: &Overlay, staying: &[Handle]) -> (u64, Option<i32>) {
+        let number = local().given.load(Ordering::Relaxed);
+        let liveness = local().liveness.load(Ordering::Relaxed).checked_sub(1).map(Internal::from_slot);
+        let is_up = |socket: Internal| on_liveness_socket(number, socket.number(), LivenessSocket::is_up);
+        let parents: BTreeSet<u64> = child.given.iter().map(|held| held.handle().0).collect();
+        let (parents, own): (Vec<&Handle>, Vec<_>) =
+            staying.iter().partition(|handle| parents.contains(&handle.0));
+        // Its own come first, because a request has a limit.
+        let left: Vec<Given> = own.iter().chain(&parents).map(|handle| given(open_of(handle))).collect();
+        if child.locks.is_some() || !own.is_empty() || !liveness.is_some_and(is_up) {
+            let passed = self.give_to_next_program(&left, child.locks.map(locks::owner_of), false);
+            if let Some(passed) = passed {
+                return passed;
+            }
+        }
+        self.pass_on_inherited(number, liveness, &child.given, &left)
+    }
+
+    /// Shares the files with the next program, and the owner of the process's locks. `own`: the next program is this
+    /// process's, and not that of a child.
+    fn give_to_next_program(
+        &self,
+        left: &[Given],
+        owner: Option<LockOwner>,
+        own: bool,
+    ) -> Option<(u64, Option<i32>)> {
         if left.is_empty() {
-            return (0, None);
+            return None;
         }
-        let mut files = left.to_vec();
-        let id = self.owner.load(Ordering::Relaxed);
-        if id != 0 {
-            let owner = Some(LockOwner::Process { id, pid: raw::process().unsigned_abs() });
-            files.push(Given { inode: InodeNumber::NONE, access: Access::default(), owner });
+        let owner = owner.map(|_| Given { inode: InodeNumber::NONE, access: Access::default(), owner });
+        let files: Vec<Given> = owner.into_iter().chain(left.iter().copied()).collect();
+        let liveness = self.client().and_then(|vfs| shared(vfs, &files, own)).ok()?;
+        if !own {
+            liveness.name(raw::process().unsigned_abs());
         }
-        let shared = self.client().and_then(|vfs| shared(vfs, &files, true));
-        let Ok(liveness) = shared else { return (0, None) };
         let number = liveness.number;
         let fd = number_of(liveness);
         let passed = descriptors::move_up(fd, false);
         raw::close(fd);
-        match passed {
-            Ok(fd) => (number, Some(fd)),
-            Err(_) => (0, None),
-        }
+        Some((number, Some(passed.ok()?)))
     }
 
     /// In the next program: takes over the token of [`Self::pass_on`].

@@ -3,12 +3,17 @@
 //! `fcntl` locks belong to the process and survive an exec, except those on files of which the exec closes a
 //! descriptor. An exec can fail, so the next program ends these locks before its first instruction; the token of the
 //! exec names the files.
+//!
+//! A child between vfork and exec uses its parent's client, but owns its `fcntl` locks itself: they conflict with those of
+//! its parent, and a close in the child ends only them. At the exec they are shared like the child's files (`given`), and
+//! the parent, when it continues, ends its own part in them.
 
 use super::answers::errno_of;
 use super::{Open, Tree, open_of};
 use crate::local::local;
-use crate::mount::{Errno, Handle, Result};
+use crate::mount::{ChildLocks, Errno, Handle, Result};
 use format::InodeNumber;
+use ipc::{Host, SystemHost};
 use libfs::LibFs;
 use libfs::share::Given;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -60,7 +65,12 @@ impl Tree {
 
     /// Adds the files whose locks end at the exec to the token for the next program.
     pub(super) fn locks_that_end(&self, closing: &[Handle], token: &mut Vec<u8>) {
-        if !self.ranges.may_hold() || local().borrowed().is_some() {
+        let may_hold = match local().borrowed() {
+            // SAFETY: only this child uses the overlay until its exec.
+            Some(overlay) => unsafe { (*overlay).locks }.is_some(),
+            None => self.ranges.may_hold(),
+        };
+        if !may_hold {
             return;
         }
         for handle in closing {
@@ -97,6 +107,29 @@ impl Tree {
     }
 }
 
+/// The owner of a child's own locks.
+pub(super) fn owner_of(locks: ChildLocks) -> LockOwner {
+    LockOwner::Process { id: locks.owner, pid: locks.process }
+}
+
+/// The owner of the calling child's own locks, if the caller is a child between vfork and exec.
+pub(super) fn childs_owner() -> Option<LockOwner> {
+    // SAFETY: only this child uses the overlay until its exec.
+    let overlay = local().borrowed().map(|overlay| unsafe { &mut *overlay })?;
+    let fresh = || ChildLocks { owner: SystemHost.random(), process: crate::raw::process().unsigned_abs() };
+    Some(owner_of(*overlay.locks.get_or_insert_with(fresh)))
+}
+
+/// Ends the calling child's own locks on a file. In the parent, which closes the child's files, they are kept:
+/// [`crate::mount::Mount::child_left`] ends them.
+pub(super) fn end_childs_locks(vfs: &Vfs<LibFs>, inode: InodeNumber) {
+    // SAFETY: only this child uses the overlay until its exec.
+    let locks = local().borrowed().and_then(|overlay| unsafe { (*overlay).locks });
+    if let Some(locks) = locks {
+        vfs.engine().release(owner_of(locks), Some(inode));
+    }
+}
+
 fn lock_kind(kind: i32) -> Result<Option<LockKind>> {
     match kind {
         libc::F_RDLCK => Ok(Some(LockKind::Shared)),
@@ -116,7 +149,14 @@ fn pause() -> Pause {
     Pause::Interrupted
 }
 
-pub fn range_lock(vfs: &Vfs<LibFs>, file: &File, command: i32, range: &mut libc::flock) -> Result<()> {
+/// A request for a lock of the description, or of `process`, as the command says.
+pub fn range_lock(
+    vfs: &Vfs<LibFs>,
+    file: &File,
+    process: RangeKind,
+    command: i32,
+    range: &mut libc::flock,
+) -> Result<()> {
     let whose = match command {
         libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
             if range.l_pid != 0 {
@@ -124,7 +164,7 @@ pub fn range_lock(vfs: &Vfs<LibFs>, file: &File, command: i32, range: &mut libc:
             }
             RangeKind::Description
         }
-        _ => RangeKind::Process,
+        _ => process,
     };
     let kind = lock_kind(range.l_type.into());
     let asks = matches!(command, libc::F_GETLK | libc::F_OFD_GETLK);

@@ -77,7 +77,8 @@ pub enum CallKind {
     /// [`LockRequest`]. Response: the [`LockRequest`] of a conflicting lock; if there is none, nothing, or a
     /// [`LockResponse`] if the request has the flag `LOCK_LEASE`.
     TestLock = 20,
-    /// [`LockRequest`], of which only the owner counts: ends all its locks and requests on the inode (0: on all inodes).
+    /// [`LockRequest`], of which only the owner counts: ends all its locks and requests on the inode (0: on all inodes; if
+    /// another session acts for the owner too, only this session's part in it).
     ReleaseLocks = 21,
     /// [`TicketRequest`]: waits at most the given time for the grant. Response: [`LockResponse`].
     RedeemLock = 22,

@@ -234,6 +234,29 @@ fn started_of(stat: &[u8]) -> Option<u64> {
     fields.nth(1)?.parse().ok()
 }
 
+/// The parent of a process that runs in its parent's memory.
+pub(crate) fn lender(process: u32) -> Option<u32> {
+    if process == 0 {
+        return None;
+    }
+    let parent = parent_of(&std::fs::read(format!("/proc/{process}/stat")).ok()?)?;
+    let arguments = [process as usize, parent as usize, KCMP_VM, 0, 0, 0];
+    // SAFETY: kcmp uses no memory of this process.
+    let compared = unsafe { syscall(libc::SYS_kcmp, arguments) };
+    matches!(check("kcmp", compared), Ok(0)).then_some(parent)
+}
+
+/// The kernel's number for the comparison of two processes' memory.
+const KCMP_VM: usize = 1;
+
+/// The parent of a process from its `/proc/PID/stat` line.
+fn parent_of(stat: &[u8]) -> Option<u32> {
+    let after = stat.iter().rposition(|byte| *byte == b')')?;
+    let parent: u32 =
+        std::str::from_utf8(stat.get(after + 1..)?).ok()?.split_whitespace().nth(1)?.parse().ok()?;
+    (parent != 0).then_some(parent)
+}
+
 /// First 64 bits of the kernel's boot id, which differs after each start of the machine.
 pub(crate) fn boot() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -142,6 +142,13 @@ pub trait Host: Send + Sync {
         Some(0)
     }
 
+    /// The parent of a process, if the process runs in its parent's memory: a child between vfork and exec. `None` also if
+    /// the kernel does not say so.
+    fn lender(&self, process: u32) -> Option<u32> {
+        let _ = process;
+        None
+    }
+
     /// A number that changes each time the machine boots.
     fn boot(&self) -> u64 {
         0
@@ -253,6 +260,10 @@ impl Host for SystemHost {
 
     fn started(&self, process: u32) -> Option<u64> {
         crate::alive::started(process)
+    }
+
+    fn lender(&self, process: u32) -> Option<u32> {
+        crate::alive::lender(process)
     }
 
     fn boot(&self) -> u64 {

@@ -16,6 +16,8 @@ const CHANGEABLE: c_int = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | l
 pub enum RangeKind {
     /// The process: `F_SETLK`.
     Process,
+    /// Another process that uses this view: a child that shares the memory of the view's process.
+    Other(LockOwner),
     /// The description: `F_OFD_SETLK`.
     Description,
 }
@@ -147,6 +149,7 @@ impl<E: Engine> Vfs<E> {
     fn lock_owner(&self, file: &File, whose: RangeKind) -> LockOwner {
         match whose {
             RangeKind::Process => self.owner,
+            RangeKind::Other(owner) => owner,
             RangeKind::Description => file.owner,
         }
     }

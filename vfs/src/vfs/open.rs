@@ -130,11 +130,16 @@ impl<E: Engine> Vfs<E> {
             self.engine.release(self.owner, Some(file.inode));
         }
         if last {
-            if !file.is_path() {
-                self.engine.release(file.owner, Some(file.inode));
-            }
-            self.discard(file);
+            self.end_description(file);
         }
+    }
+
+    /// Ends a description with its locks. The process's own locks on the file stay.
+    pub fn end_description(&self, file: &File) {
+        if !file.is_path() {
+            self.engine.release(file.owner, Some(file.inode));
+        }
+        self.discard(file);
     }
 
     /// Ends one of two openings of a description that goes on with the other one: no lock ends, neither of the

@@ -99,7 +99,7 @@ impl LocalLocks {
     pub fn take_told(&mut self, owner: LockOwner, node: Option<InodeNumber>) -> bool {
         let before = self.told.len();
         self.told.retain(|(other, inode)| *other != owner || node.is_some_and(|node| node != *inode));
-        if matches!(owner, LockOwner::Description(_)) {
+        if node.is_none() || matches!(owner, LockOwner::Description(_)) {
             self.shared.remove(&owner);
         }
         self.told.len() < before

@@ -50,6 +50,12 @@ pub trait Link: Send + Sync {
     /// `Disconnected`, `TimedOut` (the daemon is dead or does not answer within the time limit), `Interrupted`.
     fn call(&self, kind: CallKind, request: &[&[u8]], response: &mut Vec<u8>) -> Result<Status, Error>;
 
+    /// False once the other end has closed, or if this process does not have the connection: a child between vfork and exec
+    /// had made it.
+    fn is_up(&self) -> bool {
+        true
+    }
+
     /// Maps the data segment of the last `MapSegment` call for reading.
     ///
     /// # Errors

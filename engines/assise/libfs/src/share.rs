@@ -16,8 +16,8 @@ use format::share::{
     LivenessNote, NOTE_CLOSED, NOTE_FILES_MAX, NOTE_PROCESS, SHARE_FILES_MAX, ShareRequest, ShareResponse,
     SharedFile,
 };
-use ipc::Descriptor;
 use ipc::socket::Connection;
+use ipc::{Descriptor, Link};
 use vfs::engine::{Access, Attributes, Handle, LockOwner};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -71,6 +71,11 @@ impl LivenessSocket {
         self.connection.into_descriptor()
     }
 
+    /// False once the daemon that shares the files has ended.
+    pub fn is_up(&self) -> bool {
+        self.connection.is_up()
+    }
+
     /// Reports which process was created. If the daemon is gone this is no error: the shared files ended with it.
     pub fn name(&self, process: u32) {
         self.note(NOTE_PROCESS, process, &[]);
@@ -103,8 +108,9 @@ impl LibFs {
         let files = &files[..files.len().min(SHARE_FILES_MAX)];
         let head = ShareRequest { count: U32::new(files.len() as u32), own: U32::new(own.into()) };
         let encoded: Vec<SharedFile> = files.iter().map(Given::encoded).collect();
-        let described = |file: &&Given| matches!(file.owner, Some(LockOwner::Description(_)));
-        files.iter().filter(described).for_each(|file| self.speaks_for(file));
+        // A process that goes on in its next program is the only one with its own locks.
+        let stays_here = |file: &&Given| !own || matches!(file.owner, Some(LockOwner::Description(_)));
+        files.iter().filter(stays_here).for_each(|file| self.shares(file));
         for _ in 0..self.limits.attempts {
             let line = self.line()?;
             let mut response = Vec::new();
@@ -116,6 +122,8 @@ impl LibFs {
             let (given, _) = format::call::split::<ShareResponse>(&response).map_err(|_| vfs::Error::Io)?;
             match line.link.lifeline(given.number.get()) {
                 Ok(descriptor) => return Ok(LivenessSocket::from_descriptor(given.number.get(), descriptor)),
+                // Only the other of the two processes has this connection: a child between vfork and exec, or its parent.
+                Err(_) if !line.link.is_up() => self.end_of(&line)?,
                 Err(Error::Disconnected) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -166,6 +174,20 @@ impl LibFs {
         Err(vfs::Error::Io)
     }
 
+    /// Called when a child between vfork and exec, which had begun the session in this process's memory, has left it: the
+    /// process goes on with a session of its own, which inherits the state of that one.
+    ///
+    /// # Errors
+    /// Those of an attachment.
+    pub fn go_on_after_child(&self) -> vfs::engine::Result<()> {
+        let mut state = self.state();
+        if state.session.as_ref().is_some_and(|session| !session.link.is_up()) {
+            state.end_session();
+        }
+        drop(state);
+        self.attach()
+    }
+
     /// Notes that other processes share the description, or that the owner is older than this program: SharedFS gets
     /// its end in this process even if it has no locks.
     pub fn speaks_for(&self, file: &Given) {
@@ -175,6 +197,14 @@ impl LibFs {
             if matches!(owner, LockOwner::Description(_)) {
                 state.locks.note_shared(owner);
             }
+        }
+    }
+
+    /// The same for an owner that this process shares from now on.
+    fn shares(&self, file: &Given) {
+        self.speaks_for(file);
+        if let Some(owner) = file.owner {
+            self.state().locks.note_shared(owner);
         }
     }
 

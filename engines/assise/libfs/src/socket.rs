@@ -224,6 +224,10 @@ impl Link for SocketLink {
         Ok(Status::from_raw(answer.status))
     }
 
+    fn is_up(&self) -> bool {
+        ipc::Link::is_up(&*self.connection)
+    }
+
     fn segment(&self, segment: SegmentId) -> Result<ReadMapping, Error> {
         let descriptor = self.parcels.take(&self.connection, CallKind::MapSegment, segment.get().into())?;
         Ok(ReadMapping::from_fd(OwnedFd::from(descriptor))?)

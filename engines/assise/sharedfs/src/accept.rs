@@ -78,6 +78,16 @@ struct Greeting {
     peer: Arc<Peer>,
     caller: Caller,
     former: u64,
+    process: GreetingProcess,
+}
+
+/// The process whose session a greeting begins.
+#[derive(Clone, Copy)]
+struct GreetingProcess {
+    /// Its number; 0 for a process that is not visible in this namespace.
+    pid: u32,
+    /// A child between vfork and exec has greeted in the memory of this process, its parent.
+    by_child: bool,
 }
 
 /// The outcome of a greeting: a session, or none. Empty while the session is being set up.
@@ -86,6 +96,8 @@ type Arrival = OnceLock<Option<SessionId>>;
 /// A client whose session is being set up or exists.
 struct AdmittedClient {
     peer: Arc<Peer>,
+    /// The process of the session; 0 for one that is not visible in this namespace.
+    pid: u32,
     arrival: Arc<Arrival>,
     /// The client ended, or sent a message out of turn, while its session was being set up: its connection is polled no
     /// more.
@@ -135,8 +147,7 @@ impl Core {
     /// Creates the session of a client that has greeted. Runs on the session's own thread, so that waiting for its
     /// predecessor never blocks the listener. `None` if the client gets no session.
     fn begin_session(self: &Arc<Self>, greeting: Greeting) -> Option<SessionId> {
-        let Greeting { peer, caller, former } = greeting;
-        let pid = number_of(&peer);
+        let Greeting { peer, caller, former, process: GreetingProcess { pid, by_child } } = greeting;
         self.end_former(&caller, pid, former);
         if !peer.is_up() {
             // A client that gave up meanwhile finds the state of its former session when it greets again.
@@ -163,6 +174,7 @@ impl Core {
         let session = SessionId(attached.welcome.session.get());
         if let Some(session) = self.state.lock().sessions.get_mut(&session) {
             session.peer = Some(peer.clone());
+            session.is_by_child = by_child;
         }
         if self.welcome(&peer, &attached, session).is_err() {
             self.terminate(session, crate::session_end::TerminationReason::Left);
@@ -300,10 +312,13 @@ impl ListenerThread {
             Caller { uid: credentials.uid, gid: credentials.gid, groups: credentials.groups.clone() }
         };
         let former = hello.session.get();
+        let number = number_of(&peer);
+        let lender = self.core.host.lender(number);
+        let process = GreetingProcess { pid: lender.unwrap_or(number), by_child: lender.is_some() };
         // The former session is marked now, so that it is kept even if its process hangs up before the turn of this
         // greeting.
-        self.core.expect_successor(&caller, number_of(&peer), former);
-        Some(Greeting { peer, caller, former })
+        self.core.expect_successor(&caller, process.pid, former);
+        Some(Greeting { peer, caller, former, process })
     }
 
     /// Starts the threads of the greetings whose turn it is.
@@ -315,7 +330,7 @@ impl ListenerThread {
         for guest in self.admitted.iter().filter(|guest| guest.is_under_way()) {
             all += 1;
             *of_user.entry(guest.peer.credentials().uid).or_insert(0) += 1;
-            busy.insert(number_of(&guest.peer));
+            busy.insert(guest.pid);
         }
         let max = self.core.config.greetings_max;
         for PendingConnection { uid, stage } in std::mem::take(&mut self.pending) {
@@ -323,7 +338,7 @@ impl ListenerThread {
                 self.pending.push(PendingConnection { uid, stage });
                 continue;
             };
-            let (number, mine) = (number_of(&greeting.peer), of_user.entry(uid).or_insert(0));
+            let (number, mine) = (greeting.process.pid, of_user.entry(uid).or_insert(0));
             // A process without a number here cannot be a successor, so its greetings need no order. A greeting that
             // waits holds back the later ones of its process.
             let is_first = busy.insert(number) || number == 0;
@@ -341,7 +356,7 @@ impl ListenerThread {
     }
 
     fn begin_greeting(&mut self, greeting: Greeting) {
-        let (peer, arrival) = (greeting.peer.clone(), Arc::new(Arrival::new()));
+        let (peer, pid, arrival) = (greeting.peer.clone(), greeting.process.pid, Arc::new(Arrival::new()));
         let (core, bell, arrives) = (self.core.clone(), self.bell.clone(), arrival.clone());
         let begun = self.core.spawn("session", move || {
             let session = core.begin_session(greeting);
@@ -356,7 +371,7 @@ impl ListenerThread {
             }
         });
         match begun {
-            Ok(()) => self.admitted.push(AdmittedClient { peer, arrival, gone: false }),
+            Ok(()) => self.admitted.push(AdmittedClient { peer, pid, arrival, gone: false }),
             Err(_) => peer.connection().refuse(REFUSED_FULL, "no thread is left for another session"),
         }
     }

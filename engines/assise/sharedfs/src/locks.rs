@@ -521,7 +521,10 @@ impl State {
         let uid = self.live(id)?.caller.uid;
         let owner = owner_of(request)?;
         let node = (request.inode != InodeNumber::NONE).then_some(request.inode);
-        if self.locks.speaks(id, uid, owner) {
+        if node.is_none() && self.locks.speakers_of(owner).iter().any(|other| *other != id) {
+            // The process goes on in the other session.
+            self.fall_silent(id, owner);
+        } else if self.locks.speaks(id, uid, owner) {
             self.locks.table.release(owner, node);
             self.register.note(entry_of(RegisterKind::Release, id, request));
             self.silence_idle(id, owner);

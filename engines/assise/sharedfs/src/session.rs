@@ -173,6 +173,8 @@ pub(crate) struct Session {
     /// It goes on from another session, and its process has made no call in it, so that it may never have received the
     /// welcome. Or its process has said that it goes on from this session, and has made no call since.
     pub resume_unacknowledged: bool,
+    /// A child between vfork and exec has begun it in the memory of its process.
+    pub is_by_child: bool,
     /// It goes on from a session of a dead daemon, and has not reported yet which files it has open.
     pub open_files_unknown: bool,
     /// How far the logs of the sessions before it were recovered.
@@ -237,6 +239,7 @@ impl Session {
             started,
             returns: false,
             resume_unacknowledged: false,
+            is_by_child: false,
             open_files_unknown: false,
             recovered: Vec::new(),
             former_ranges: Vec::new(),

@@ -79,8 +79,8 @@ impl Core {
         let uid = session.caller.uid;
         session.returns = match reason {
             TerminationReason::Stopping => false,
-            // Its process may have given up the greeting, and may come back for its state.
-            TerminationReason::Left => session.resume_unacknowledged,
+            // Its process may have given up the greeting, and may come back for its state. After a child, it does.
+            TerminationReason::Left => session.resume_unacknowledged || session.is_by_child,
             _ => true,
         };
         if !matches!(

@@ -4,7 +4,8 @@ use crate::client::{ROOT, tiny};
 use crate::door::{Guest, daemon_of, eventually, knock, knock_for};
 use format::InodeNumber;
 use format::call::{
-    CallKind, FAMILY_WHOLE, InodeRequest, LOCK_EXCLUSIVE, LockRequest, OWNER_DESCRIPTION, Status, split,
+    CallKind, FAMILY_RANGES, FAMILY_WHOLE, InodeRequest, LOCK_EXCLUSIVE, LOCK_LEASE, LockRequest,
+    OWNER_DESCRIPTION, OWNER_PROCESS, Status, split,
 };
 use format::message::MessageKind;
 use format::share::{
@@ -51,8 +52,12 @@ fn owned_by(owner: u64) -> SharedFile {
 
 /// Gives the root away; returns the number and the liveness socket.
 fn give(guest: &Guest) -> (u64, Connection) {
-    let head = ShareRequest { count: U32::new(1), own: U32::new(0) };
-    let (status, body) = guest.call(CallKind::Share, &[head.as_bytes(), file(ROOT).as_bytes()].concat());
+    give_files(guest, &[file(ROOT)])
+}
+
+fn give_files(guest: &Guest, files: &[SharedFile]) -> (u64, Connection) {
+    let head = ShareRequest { count: U32::new(files.len() as u32), own: U32::new(0) };
+    let (status, body) = guest.call(CallKind::Share, &[head.as_bytes(), files.as_bytes()].concat());
     assert_eq!(status, Status::Ok);
     let (response, _) = split::<ShareResponse>(&body).unwrap();
     let until = SystemHost.now().after(Duration::from_secs(10));
@@ -134,6 +139,53 @@ fn it_ends_with_its_lifeline_and_by_what_is_said_there() {
     let (_, lifeline) = give(&giver);
     lifeline.send(MessageKind::Note, &[&[7; 40]], &[]).unwrap();
     eventually("it says what cannot be", || daemon.detached_sessions() == 0 && daemon.references() == 0);
+    daemon.stop();
+}
+
+/// A call about the locks that a process itself has on an inode.
+fn of_process(guest: &Guest, kind: CallKind, owner: u64, inode: InodeNumber, flags: u8) -> Status {
+    let request = LockRequest {
+        inode,
+        owner: U64::new(owner),
+        pid: U32::new(1),
+        owner_kind: OWNER_PROCESS,
+        family: FAMILY_RANGES,
+        kind: LOCK_EXCLUSIVE,
+        flags,
+        first: U64::new(0),
+        last: U64::new(9),
+    };
+    guest.call(kind, request.as_bytes()).0
+}
+
+/// As a child between vfork and exec does, whose parent goes on with the session. With a lease, the session decides the
+/// lock itself.
+#[test]
+fn locks_of_a_process_that_goes_on_elsewhere_stay() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let daemon = daemon_of(folder.path(), tiny());
+    let stranger = knock(folder.path());
+    stranger.root();
+    for flags in [0, LOCK_LEASE] {
+        let giver = knock(folder.path());
+        giver.root();
+        assert_eq!(of_process(&giver, CallKind::Lock, MINE, ROOT, flags), Status::Ok);
+        let owner =
+            SharedFile { owner_kind: OWNER_PROCESS, pid: U32::new(1), access: 0, ..file(InodeNumber::NONE) };
+        let (number, lifeline) = give_files(&giver, &[owner, file(ROOT)]);
+        assert_eq!(of_process(&giver, CallKind::ReleaseLocks, MINE, InodeNumber::NONE, 0), Status::Ok);
+        assert_eq!(of_process(&stranger, CallKind::Lock, OTHER, ROOT, 0), Status::WouldBlock, "{flags}");
+        drop(giver);
+        eventually("the giver's session ends", || daemon.sessions().len() == 1);
+        let heir = knock_for(folder.path(), number);
+        drop(lifeline);
+        assert_eq!(of_process(&stranger, CallKind::Lock, OTHER, ROOT, 0), Status::WouldBlock, "{flags}");
+        assert_eq!(of_process(&heir, CallKind::ReleaseLocks, MINE, ROOT, 0), Status::Ok);
+        assert_eq!(of_process(&stranger, CallKind::Lock, OTHER, ROOT, 0), Status::Ok, "{flags}");
+        assert_eq!(of_process(&stranger, CallKind::ReleaseLocks, OTHER, InodeNumber::NONE, 0), Status::Ok);
+        drop(heir);
+        eventually("the heir's session ends", || daemon.sessions().len() == 1);
+    }
     daemon.stop();
 }
 
