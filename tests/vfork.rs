@@ -86,3 +86,16 @@ fn a_process_beside_its_parent_ends_nothing_of_it() {
 fn a_program_with_many_descriptors_creates_others() {
     cases(&[&["many"]]);
 }
+
+#[test]
+fn a_program_may_limit_its_address_space() {
+    let node = Node::up();
+    let program = compiled(&node);
+    run(&node, &program, &["narrow"]);
+    node.sh("mkdir $T/none").expect_success();
+    let none = node.path("none");
+    let refused = node.hearth(&["run", "--", "env", "ROOM=70", "timeout", "60", &program, "narrow", &none]);
+    refused.expect_failure("a limit leaves no address space for the update log of the tree");
+    node.hearth(&["down"]).expect_success();
+    node.check();
+}

@@ -21,6 +21,10 @@ const UNIT: usize = 16;
 const STEPS: usize = 4;
 const CLASSES: usize = 68;
 const NO_UNIT: u64 = 0;
+const PAGE: u64 = 4096;
+/// The bits of [`Arena::used`] above the pointer: the pages of the region that are left, if it was cut; else 0.
+const CUT_SHIFT: u32 = 40;
+const USED_MASK: u64 = (1 << CUT_SHIFT) - 1;
 
 /// The allocator of `libhearth.so`.
 pub struct Arena {
@@ -120,13 +124,55 @@ impl Arena {
         let room = unsafe { region.cast::<u64>().read() };
         let padded = (bytes + align - UNIT) as u64;
         // The pointer must not grow and shrink again: another thread's block could begin behind it in between.
-        let end = |used: u64| used.checked_add(padded).filter(|end| *end <= room);
-        let Ok(start) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end) else {
+        let end = |word: u64| {
+            let end = (word & USED_MASK).checked_add(padded)?;
+            (end <= left_of(word, room)).then_some(word & !USED_MASK | end)
+        };
+        let Ok(word) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end) else {
             return null_mut();
         };
-        let start = (start as usize).next_multiple_of(align);
+        let start = ((word & USED_MASK) as usize).next_multiple_of(align);
         // SAFETY: within the region, checked above; the region begins on a page, so offsets align as addresses do.
         unsafe { region.add(start) }
+    }
+}
+
+impl Arena {
+    /// Gives back address space that no allocation has used yet, because the process has set a limit on it. `mapped` is the
+    /// address space of the process now. Half of the rest below the limit stays, as at the start, and
+    /// [`REGION_BYTES_MIN`] at least.
+    pub fn cut(&self, limit: u64, mapped: u64) {
+        let region = self.region.load(Ordering::Acquire);
+        if region.is_null() {
+            return;
+        }
+        // SAFETY: written before the region was published, and never again.
+        let room = unsafe { region.cast::<u64>().read() };
+        let cut = |word: u64| {
+            let (left, used) = (left_of(word, room), word & USED_MASK);
+            let rest = limit.saturating_sub(mapped.saturating_sub(left) + used);
+            let keeps = (used + (rest / 2).max(REGION_BYTES_MIN as u64)).next_multiple_of(PAGE);
+            (keeps < left).then_some((keeps / PAGE) << CUT_SHIFT | used)
+        };
+        let mut word = self.used.load(Ordering::Relaxed);
+        while let Some(next) = cut(word) {
+            match self.used.compare_exchange(word, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    let (from, to) = (left_of(next, room), left_of(word, room));
+                    // SAFETY: within the region. From here on no block lies there.
+                    return unmap(unsafe { region.add(from as usize) }, (to - from) as usize);
+                }
+                Err(now) => word = now,
+            }
+        }
+    }
+}
+
+/// The bytes of the region that are left, of `room` at first.
+fn left_of(word: u64, room: u64) -> u64 {
+    match word >> CUT_SHIFT {
+        0 => room,
+        pages => pages * PAGE,
     }
 }
 
@@ -242,6 +288,35 @@ mod tests {
         assert!(!arena.bump(ROOM - UNIT, UNIT).is_null(), "the whole region is free");
         assert!(arena.bump(UNIT, UNIT).is_null());
         unmap(region, ROOM);
+    }
+
+    #[test]
+    fn address_space_that_is_given_back_is_not_used_again() {
+        const ROOM: usize = 64 << 20;
+        let arena = Arena::new();
+        let region = map_lazily(ROOM).unwrap();
+        // SAFETY: fresh memory, as large as a region's length.
+        unsafe { region.cast::<u64>().write(ROOM as u64) };
+        arena.region.store(region, Ordering::Release);
+        let first = arena.bump(1 << 20, UNIT);
+        let mapped = 1 << 30;
+        arena.cut(2 << 30, mapped);
+        assert_eq!(left_of(arena.used.load(Ordering::Relaxed), ROOM as u64), ROOM as u64, "there is enough");
+        arena.cut(mapped - (32 << 20), mapped);
+        let left = left_of(arena.used.load(Ordering::Relaxed), ROOM as u64) as usize;
+        assert!((16 << 20..20 << 20).contains(&left), "{left}");
+        let mut end = first as usize + (1 << 20);
+        loop {
+            let block = arena.bump(1 << 20, UNIT);
+            if block.is_null() {
+                break;
+            }
+            // SAFETY: the block is this test's.
+            unsafe { block.write_bytes(1, 1 << 20) };
+            end = block as usize + (1 << 20);
+        }
+        assert!(end <= region as usize + left && end > region as usize + left - (1 << 20));
+        unmap(region, left);
     }
 
     #[test]

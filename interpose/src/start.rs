@@ -9,6 +9,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 #[global_allocator]
 static MEMORY: alloc::Arena = alloc::Arena::new();
 
+/// Gives back address space of the library that is not used yet (see [`alloc::Arena::cut`]).
+pub fn give_back_memory(limit: u64, mapped: u64) {
+    MEMORY.cut(limit, mapped);
+}
+
 /// The mount that this process sees, and its path.
 pub struct Site {
     /// The implementation.

@@ -40,6 +40,10 @@ pub enum Error {
     Invalid,
     /// `ENFILE`: more open files than the engine keeps.
     TooManyFiles,
+    /// `EMFILE`: the process has no number for a descriptor that the engine needs.
+    NoDescriptors,
+    /// `ENOMEM`: the process has no address space for the engine.
+    NoMemory,
     /// `EFBIG`: beyond [`format::record::FILE_BYTES_MAX`].
     FileTooBig,
     /// `ENOSPC`

@@ -35,6 +35,9 @@ pub fn set_limit(call: &Call) -> Answer {
     if own && resource.cast_unsigned() == libc::RLIMIT_FSIZE {
         limits::learn_file_bytes();
     }
+    if own && resource.cast_unsigned() == libc::RLIMIT_AS {
+        limits::heed_address_space();
+    }
     Ok(done)
 }
 

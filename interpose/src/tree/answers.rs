@@ -1,6 +1,7 @@
 //! Answers of the tree as numbers and structures of the kernel.
 
 use crate::mount::Errno;
+use crate::tell;
 use vfs::engine::{Attributes, Space};
 use vfs::{Stop, errno};
 
@@ -11,7 +12,16 @@ pub(super) const DEVICE_MINOR: u32 = 0x4854;
 /// Bytes of a block, for `st_blksize`.
 const BLOCK_BYTES: u32 = 4096;
 
+/// Prints that a limit of the process leaves no address space.
+#[cold]
+pub fn tell_of_memory() {
+    tell::refused("a limit leaves no address space for the update log of the tree (ulimit -v)");
+}
+
 pub fn errno_of(error: vfs::Error) -> Errno {
+    if error == vfs::Error::NoMemory {
+        tell_of_memory();
+    }
     Errno(errno::number(error))
 }
 

@@ -231,6 +231,10 @@ impl Tree {
         let libfs = libfs.map_err(|why| match why {
             libfs::Error::Descriptors => Errno(libc::EMFILE),
             libfs::Error::Full => Errno(libc::ENFILE),
+            libfs::Error::Memory => {
+                answers::tell_of_memory();
+                Errno(libc::ENOMEM)
+            }
             libfs::Error::NoSpace => Errno(libc::ENOSPC),
             libfs::Error::Build(_) => Errno(libc::EPROTO),
             _ => Errno(libc::EIO),

@@ -4,6 +4,7 @@ use format::message::{REFUSED_FULL, REFUSED_SPACE, REFUSED_VERSION};
 use pmem::MediaError;
 
 const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
+const ENOMEM: i32 = rustix::io::Errno::NOMEM.raw_os_error();
 const ENFILE: i32 = rustix::io::Errno::NFILE.raw_os_error();
 
 /// Why a call or an attachment failed.
@@ -21,6 +22,8 @@ pub enum Error {
     Media(MediaError),
     /// The process has no free descriptors.
     Descriptors,
+    /// The process has no address space for the log, the segments and the shared memory.
+    Memory,
     /// SharedFS accepts no further session.
     Full,
     /// The medium has no space for the session's log.
@@ -41,6 +44,7 @@ impl std::fmt::Display for Error {
             Self::TimedOut => write!(f, "the daemon does not answer"),
             Self::Interrupted => write!(f, "interrupted by a signal"),
             Self::Descriptors => write!(f, "no descriptor is left for the log, the segments and the daemon"),
+            Self::Memory => write!(f, "no address space is left for the log and the segments"),
             Self::Full => write!(f, "the daemon has no room for another session"),
             Self::NoSpace => write!(f, "the medium of the pool has no space for an update log"),
             Self::Build(why) => write!(f, "the daemon is of another build: {why}"),
@@ -57,6 +61,7 @@ impl From<MediaError> for Error {
     fn from(error: MediaError) -> Self {
         match error {
             MediaError::Os(EMFILE | ENFILE) => Self::Descriptors,
+            MediaError::Os(ENOMEM) => Self::Memory,
             other => Self::Media(other),
         }
     }
@@ -69,6 +74,7 @@ impl From<ipc::Error> for Error {
             ipc::Error::TimedOut => Self::TimedOut,
             ipc::Error::Interrupted => Self::Interrupted,
             ipc::Error::System { errno: EMFILE | ENFILE, .. } => Self::Descriptors,
+            ipc::Error::System { errno: ENOMEM, .. } => Self::Memory,
             // SharedFS never sends more descriptors than fit one message, so the process had no free ones.
             ipc::Error::DescriptorsLost => Self::Descriptors,
             ipc::Error::Refused(REFUSED_FULL, _) => Self::Full,
@@ -83,7 +89,9 @@ impl From<Error> for vfs::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Interrupted => Self::Interrupted,
-            Error::Descriptors | Error::Full => Self::TooManyFiles,
+            Error::Descriptors => Self::NoDescriptors,
+            Error::Memory => Self::NoMemory,
+            Error::Full => Self::TooManyFiles,
             Error::NoSpace => Self::NoSpace,
             _ => Self::Io,
         }
