@@ -20,7 +20,7 @@ use crate::state::{Core, State};
 use ccnvm::{Asked, SessionId};
 use format::InodeNumber;
 use format::Sequence;
-use format::call::{LOCK_LEASE, LockRequest, LockResponse, OWNER_DESCRIPTION, Status};
+use format::call::{LOCK_LEASE, LockRequest, LockResponse, OWNER_DESCRIPTION, OWNER_PROCESS, Status};
 use format::locks::{
     LOCK_LIST_BYTES, LOCK_LIST_MAX, LOCK_SLOT_BYTES, LOCK_SLOTS, LOCK_TABLE_BYTES, LockList, list_offset,
 };
@@ -376,8 +376,12 @@ impl State {
         let mut units = Vec::new();
         for unit in held {
             let locks = table.locks_on(unit);
-            let given =
-                files.iter().filter(|file| file.inode == unit && file.owner_kind == OWNER_DESCRIPTION);
+            // The locks of a process may be on any file.
+            let may_be = |file: &&SharedFile| match file.owner_kind {
+                OWNER_DESCRIPTION => file.inode == unit,
+                kind => kind == OWNER_PROCESS,
+            };
+            let given = files.iter().filter(may_be);
             for file in given {
                 let owner = owner_of_file(file)?;
                 if !units.contains(&unit) && locks.iter().any(|(_, other)| Some(*other) == owner) {
