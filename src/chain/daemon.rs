@@ -55,7 +55,8 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
         None => (own_listener(cluster, node)?, false),
     };
     let begun = begin((cluster, node, chain), listener, sender);
-    let member = Arc::new(begun.inspect_err(|why| note_failure(cluster, node, &why.to_string()))?);
+    let tell = |why: &Error| note_failure(cluster, node, &format!("{why} ({})", without_pool(cluster, node)));
+    let member = Arc::new(begun.inspect_err(tell)?);
     let (control, commands) = (listen_for_questions(cluster, node)?, orders::listen(cluster, node)?);
     let process = Process::this()?;
     process.save(&cluster.pid_file(node))?;
@@ -105,8 +106,22 @@ fn end((cluster, node): (&Cluster, &Node), member: &Member, ends: &Receiver<End>
     }
 }
 
-/// The remedy of a pool without room for its former tree and that of the node that leads: an empty pool.
+/// The remedy of a node that does not begin.
+fn without_pool(cluster: &Cluster, node: &Node) -> String {
+    let pool = quoted(&node.pool);
+    format!(
+        "hearth check {pool} tells what is damaged there; if another node leads, this one needs no sound pool: {}",
+        with_empty_pool(cluster, node)
+    )
+}
+
+/// The remedy of a pool without room for its former tree and that of the node that leads.
 fn without_room(cluster: &Cluster, node: &Node) -> String {
+    format!("remove files at the node that leads, or {}", with_empty_pool(cluster, node))
+}
+
+/// The way to an empty pool, which gets the tree of the node that leads.
+fn with_empty_pool(cluster: &Cluster, node: &Node) -> String {
     let (number, dir, pool) = (node.number, quoted(&cluster.dir), quoted(&node.pool));
     // Of a pool in memory the daemon sees by itself that it is lost.
     let mark = match cluster.settings.medium {
@@ -114,8 +129,8 @@ fn without_room(cluster: &Cluster, node: &Node) -> String {
         MediumKind::File => format!(", and the file {}", quoted(&cluster.pool_made_file(node))),
     };
     format!(
-        "remove files at the node that leads, or hearth down --node {number} --dir {dir}, remove all files in {pool}{mark}, and hearth \
-         start --node {number} --dir {dir} makes an empty pool, which gets the tree"
+        "hearth down --node {number} --dir {dir}, remove all files in {pool}{mark}, and hearth start --node {number} --dir {dir} makes \
+         an empty pool, which gets the tree"
     )
 }
 

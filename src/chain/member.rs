@@ -8,6 +8,7 @@
 //! One thread looks at the view, whenever it changes and every [`LOOK`]. Nothing else gives the node another part.
 
 use super::daemon::Begun;
+use super::failed::OwnFailure;
 use super::head::{Head, Turn};
 use super::links::Links;
 use super::settings::NODES_MAX;
@@ -15,7 +16,7 @@ use super::standby_listener::StandbyListener;
 use super::told::{ChainStatus, Role, TakeOver};
 use crate::cluster::MediumKind;
 use crate::commands::daemon::{
-    End, daemon_status, listener_settings, of_daemon, process_status, spawn, tell_recovered,
+    End, daemon_status, listener_settings, note_failure, of_daemon, process_status, spawn, tell_recovered,
 };
 use crate::commands::mount::show_if_wanted;
 use crate::error::Result;
@@ -49,7 +50,7 @@ pub(super) const PROPOSE: Duration = Duration::from_millis(500);
 /// Why a node whose membership has run out waits, and the remedy.
 const NOT_ANSWERED: &str = "the cluster manager has answered no heartbeat for a whole lease (hearth up starts it again if it is gone)";
 /// How long a node that ends waits for the manager.
-const LEAVE: Duration = Duration::from_secs(2);
+pub(super) const LEAVE: Duration = Duration::from_secs(2);
 /// A node that leads ends so long before its heartbeat does not hold any more.
 const MARGIN: Duration = Duration::from_millis(10);
 
@@ -67,18 +68,18 @@ pub struct Parts {
 /// See the module.
 pub struct Member {
     pub(super) begun: Begun,
-    id: NodeId,
+    pub(super) id: NodeId,
     pool: PoolUid,
     medium: Medium,
     pub(super) links: Arc<Links>,
     pub(super) listener: StandbyListener,
     manager: Arc<Remote>,
-    ends: Sender<End>,
+    pub(super) ends: Sender<End>,
     pub(super) now: Lock<Now>,
     /// Held while the view is looked at.
     pub(super) looking: Lock<()>,
     /// 1 when the node ends; 2 when it does not serve any more.
-    stopping: Word,
+    pub(super) stopping: Word,
 }
 
 /// The present part of the node.
@@ -94,6 +95,7 @@ pub(super) struct Now {
     pub(super) moving: Option<u32>,
     /// It leads, and its tree is being mounted.
     mounting: bool,
+    pub(super) failure: Option<OwnFailure>,
 }
 
 impl Member {
@@ -138,7 +140,7 @@ impl Member {
         self.stopping.load(Ordering::Acquire) != 0
     }
 
-    fn set_waits(&self, why: Option<String>) {
+    pub(super) fn set_waits(&self, why: Option<String>) {
         let mut now = self.now.lock();
         if now.waits != why {
             if let Some(why) = &why {
@@ -202,28 +204,31 @@ impl Member {
     /// Looks at the view, and does what it asks of this node.
     fn look(self: &Arc<Self>, membership: &Arc<Membership>) {
         let Some(party) = membership.party() else {
-            let why = membership.pool_failure().map(|why| format!(": its pool could note no view: {why}"));
-            end_at_once(&format!(
-                "this node is no member of the cluster any more{}",
-                why.unwrap_or_default()
-            ));
+            let why = membership.pool_failure().map(|why| format!("its pool could note no view: {why}"));
+            if let Some(why) = &why {
+                note_failure(&self.begun.cluster, &self.begun.node, why);
+            }
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            end_at_once(&format!("this node is no member of the cluster any more{why}"));
         };
         let Some(view) = membership.view() else { return };
         self.links.advance(&view);
         let head = self.now.lock().head.clone();
         let subtree = view.subtrees.get(&Path::root());
         self.note_worth(party, &view, subtree);
-        match (Part::of(subtree, self.id, head.is_some()), subtree, head) {
+        let part = Part::of(subtree, self.id, head.is_some());
+        let failure = self.own_failure(head.as_deref()).filter(|_| part != Part::End);
+        if let Some(why) = failure {
+            return self.fail(party, &view, &why);
+        }
+        match (part, subtree, head) {
             (Part::Lead, Some(subtree), Some(head)) => {
                 let turn = Turn { party, view: &view, subtree, links: &self.links };
                 self.place_new_members(&view, subtree);
                 head.look(&turn, |change| self.propose(change));
-                if head.is_over() {
-                    self.leave_in_sync(party, subtree, "its daemon stopped");
-                }
             }
             (Part::Begin, Some(subtree), _) => self.begin(membership, party, &view, subtree),
-            (Part::Follow, Some(subtree), _) => self.follow(party, subtree),
+            (Part::Follow, Some(subtree), _) => self.follow(subtree),
             (Part::End, ..) => end_at_once("another node leads"),
             (Part::Found, ..) | (_, None, _) | (Part::Lead, _, None) => self.found(&view),
         }
@@ -276,7 +281,7 @@ impl Member {
     }
 
     /// Another node leads, or none.
-    fn follow(&self, party: Party, subtree: &Subtree) {
+    fn follow(&self, subtree: &Subtree) {
         let leader = subtree.manager.unwrap_or(NodeId::NONE);
         self.begun.standby.fence_but(subtree.version.get(), leader);
         self.now.lock().beginning = None;
@@ -298,23 +303,6 @@ impl Member {
         if subtree.in_sync().any(|node| node == self.id) {
             self.links.forget_follow_end();
         }
-        if let Some(why) = self.begun.standby.failure() {
-            self.leave_in_sync(party, subtree, &why);
-        }
-    }
-
-    /// This pool is of no use any more: if it counts as a copy it does so no longer, and the daemon ends.
-    fn leave_in_sync(&self, party: Party, subtree: &Subtree, why: &str) {
-        let (path, version, node) = (Path::root(), subtree.version, self.id);
-        if subtree.in_sync().any(|other| other == node) {
-            let change = Change::SetSync { path, version, by: party, node, in_sync: false };
-            if let Err(refused) = self.give(subtree.version, &change) {
-                // The last copy stays, and says what is wrong; a newer view is looked at.
-                warn!(why, %refused, "this pool stays a copy");
-                return;
-            }
-        }
-        let _ = self.ends.send(End::Failed(why.to_owned()));
     }
 
     /// This node is to lead.
@@ -333,7 +321,7 @@ impl Member {
             Ok((daemon, recovered)) => {
                 let losses = tell_recovered(&recovered, SystemHost.now().since(begun));
                 if let Err(why) = self.serve(membership, daemon, losses, subtree) {
-                    end_at_once(&format!("cannot serve: {why}"));
+                    return self.fail(party, view, &format!("cannot serve: {why}"));
                 }
                 let took_us = SystemHost.now().since(since).as_micros() as u64;
                 let after = after.map(NodeId::get);
@@ -342,7 +330,7 @@ impl Member {
                 (now.beginning, now.waits) = (None, None);
                 now.take_over = Some(TakeOver { at_ns: SystemHost.wall(), took_us, after });
             }
-            Err(why) => self.not_led(party, subtree, since, &why),
+            Err(why) => self.not_led(party, (view, subtree), since, &why),
         }
     }
 
@@ -392,7 +380,7 @@ impl Member {
     }
 
     /// Reacts to a failure to lead.
-    fn not_led(&self, party: Party, subtree: &Subtree, since: Time, why: &sharedfs::Error) {
+    fn not_led(&self, party: Party, (view, subtree): (&View, &Subtree), since: Time, why: &sharedfs::Error) {
         warn!(%why, "does not lead");
         self.set_waits(Some(format!("it does not lead: {why}")));
         match why {
@@ -402,10 +390,10 @@ impl Member {
             }
             sharedfs::Error::NeedsImport(node) => self.drop_copy(party, subtree, *node),
             sharedfs::Error::Copy(node, _) => self.drop_unless_patient(party, subtree, *node, since),
-            _ => return self.leave_in_sync(party, subtree, &why.to_string()),
+            _ => return self.fail(party, view, &format!("it cannot lead: {why}")),
         }
         if let Err(why) = self.begun.standby.start() {
-            let _ = self.ends.send(End::Failed(why.to_string()));
+            self.end_failed(&why.to_string());
         }
     }
 
@@ -455,7 +443,7 @@ impl Member {
         }
     }
 
-    fn propose(&self, change: &Change) -> std::result::Result<Done, cluster::Error> {
+    pub(super) fn propose(&self, change: &Change) -> std::result::Result<Done, cluster::Error> {
         let done = self.manager.propose(change, SystemHost.now().after(PROPOSE));
         info!(?change, made = done.is_ok(), "proposed");
         done
@@ -500,6 +488,8 @@ impl Member {
 impl Member {
     /// How the node is.
     pub fn status(&self) -> NodeStatus {
+        // Before it is looked whether the node has failed: see `failed`.
+        let valid_until = self.now.lock().membership.as_ref().and_then(|membership| membership.valid_until());
         let (membership, head, beginning, chain) = {
             let now = self.now.lock();
             let (take_over, waits, moving_to) = (now.take_over.clone(), now.waits.clone(), now.moving);
@@ -507,19 +497,21 @@ impl Member {
             let chain = ChainStatus { take_over, waits, moving_to, mounting, ..ChainStatus::default() };
             (now.membership.clone(), now.head.clone(), now.beginning, chain)
         };
+        let own_failure = self.own_failure(head.as_deref());
+        let failed = own_failure.is_some();
         let node = (&self.begun.cluster, &self.begun.node);
         let mut status = match &head {
             Some(head) => daemon_status(node, &head.daemon, &head.losses, &head.pool),
             None => self.standby_status(),
         };
         let role = match (&head, beginning, &membership) {
-            (Some(_), ..) => Role::Leads,
-            (None, Some(_), _) => Role::Beginning,
+            (Some(_), ..) if !failed => Role::Leads,
+            // It answers no call.
+            (Some(_), ..) | (None, Some(_), _) => Role::Beginning,
             (None, None, Some(_)) => Role::Follows,
             (None, None, None) => Role::Joining,
         };
-        let valid_until = membership.as_ref().and_then(|membership| membership.valid_until());
-        let mut chain = ChainStatus { role, valid_until_ns: valid_until.map(Time::as_ns), ..chain };
+        let mut chain = ChainStatus { role, failed, valid_until_ns: valid_until.map(Time::as_ns), ..chain };
         chain.expired = valid_until.is_some_and(|until| SystemHost.now() > until);
         if chain.expired && chain.waits.is_none() {
             chain.waits = Some(NOT_ANSWERED.to_owned());
@@ -533,6 +525,8 @@ impl Member {
         }
         status.copies = u32::try_from(chain.in_sync.len()).unwrap_or(u32::MAX);
         status.chain = Some(chain);
+        status.stopped |= failed;
+        status.failure = own_failure.or(status.failure);
         status
     }
 
@@ -559,13 +553,6 @@ impl Member {
             commits: commit.get(),
             ..status
         }
-    }
-
-    /// After a failure: the cluster hears that this node goes.
-    pub fn leave(&self) {
-        let membership = self.now.lock().membership.clone();
-        // Else it is found to be silent.
-        let _ = membership.map(|membership| membership.leave(SystemHost.now().after(LEAVE)));
     }
 }
 

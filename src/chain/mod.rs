@@ -7,6 +7,7 @@
 
 pub mod comparison;
 pub mod daemon;
+mod failed;
 mod given_up;
 pub mod growth;
 pub mod head;

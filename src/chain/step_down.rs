@@ -48,6 +48,9 @@ impl Member {
         let (Some(head), Some(membership)) = (head, membership) else {
             return Err("this node does not lead".to_owned());
         };
+        if let Some(why) = head.daemon.failure() {
+            return Err(format!("its daemon has failed: {why}"));
+        }
         let subtree = membership.view().and_then(|view| view.subtrees.get(&Path::root()).cloned());
         let (Some(party), Some(subtree)) = (membership.party(), subtree) else {
             return Err("this node is no member of the cluster now".to_owned());
@@ -88,6 +91,10 @@ impl Member {
     /// From a node that leads to one that follows, in the same process. An error is of a copy: this node follows all the same.
     fn step_down(&self, head: &Head) -> Result<(), sharedfs::Error> {
         let level = head.daemon.stop_level(SystemHost.now().after(LEVEL));
+        if head.is_over() {
+            // The next look at the view takes the node out of the in-sync set.
+            return level.and(Err(sharedfs::Error::Stopped));
+        }
         let standby = &self.begun.standby;
         let follows = standby.resume(&head.daemon).and_then(|()| standby.start());
         if let Err(why) = follows {

@@ -103,6 +103,9 @@ pub struct ChainStatus {
     /// It leads, and its tree is being mounted.
     #[serde(default)]
     pub mounting: bool,
+    /// The node itself has failed: it serves no program, and does not lead before it is started again.
+    #[serde(default)]
+    pub failed: bool,
 }
 
 fn numbers(nodes: &[u32]) -> String {
@@ -116,6 +119,7 @@ impl ChainStatus {
         let waits = self.waits.as_ref().map(|waits| format!(": {waits}")).unwrap_or_default();
         match self.role {
             Role::Joining => vec![format!("it is no member of the cluster{waits}")],
+            Role::Beginning if self.failed => vec![format!("it serves no program{waits}")],
             Role::Follows | Role::Beginning if self.expired => {
                 vec![format!("it is no member any more, and does not know which node leads{waits}")]
             }
@@ -157,6 +161,7 @@ impl ChainStatus {
         let part = match (self.role, self.leader) {
             (Role::Follows | Role::Beginning, _) if self.expired => "it follows no node".to_owned(),
             (Role::Leads, _) => "it leads".to_owned(),
+            (Role::Beginning, _) if self.failed => "it has failed".to_owned(),
             (Role::Beginning, _) => "it is to lead".to_owned(),
             (Role::Follows, Some(leader)) => format!("it follows node {leader}"),
             (Role::Follows, None) => "it follows no node".to_owned(),

@@ -42,7 +42,7 @@ impl Parts {
     pub fn leader(&self) -> Option<(u32, &ChainStatus)> {
         let of = |role: Role| {
             let mut told = self.0.iter().filter_map(|(number, told)| Some((*number, told.as_ref().ok()?)));
-            told.find(|(_, told)| told.role == role)
+            told.find(|(_, told)| told.role == role && !told.failed)
         };
         of(Role::Leads).or_else(|| of(Role::Beginning))
     }
@@ -210,6 +210,7 @@ impl Lead {
         let until = told.valid_until_ns.map(Time::from_ns);
         match (told.leader, until) {
             (Some(leader), _) if leader != own && !told.expired => Self::Other(leader),
+            _ if told.failed => Self::failed(told),
             (Some(leader), Some(until)) if leader == own && told.role == Role::Leads => {
                 match told.moving_to {
                     Some(to) => Self::Gives(until, to),
@@ -219,6 +220,11 @@ impl Lead {
             (Some(leader), Some(until)) if leader == own => Self::Begins(until),
             _ => Self::Unknown(told.waits.clone().unwrap_or_else(|| "no node leads".to_owned())),
         }
+    }
+
+    /// A time in the report of a node that has failed is no promise.
+    fn failed(told: &ChainStatus) -> Self {
+        Self::Unknown(told.waits.clone().unwrap_or_else(|| "its daemon has failed".to_owned()))
     }
 
     /// When a caller that waits until it serves asks again.
@@ -295,6 +301,8 @@ mod tests {
             assert!(matches!(lead(told(role, Some(1), None)), Lead::Unknown(_)));
             let expired = ChainStatus { expired: true, ..told(role, Some(2), Some(7)) };
             assert!(matches!(lead(expired), Lead::Unknown(_)), "the view may be an old one");
+            let failed = ChainStatus { failed: true, ..told(role, Some(1), Some(7)) };
+            assert!(matches!(lead(failed), Lead::Unknown(_)), "it may give the lead away before that time");
         }
     }
 }

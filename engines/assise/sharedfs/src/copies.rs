@@ -14,7 +14,8 @@
 
 pub use crate::copy_positions::CopyState;
 use crate::copy_positions::{CopiedLog, Positions};
-use crate::ledger::{place_of, position_of};
+use crate::error::Error;
+use crate::ledger::{LEDGER_FILE, place_of, position_of};
 use area::LedgerPlace;
 use format::mirror::LogEnds;
 use format::superblock::OWNER_DAEMON;
@@ -163,16 +164,28 @@ impl Copy {
 
     /// Sends all of the ledger, then of a log, at most about so many bytes, and asks for both. Bytes that the connection does
     /// not accept now are sent by the next push.
-    pub fn push(&self, log: Option<&LogToSend>, ledger: &LedgerToSend, bytes_max: usize) {
+    ///
+    /// # Errors
+    /// `Media`, `File`: the own pool cannot be read. A failure of the connection ends the connection, and is no error here.
+    pub fn push(
+        &self,
+        log: Option<&LogToSend>,
+        ledger: &LedgerToSend,
+        bytes_max: usize,
+    ) -> Result<(), Error> {
         // Acquire: pairs with the Release of `set_lacks_nothing`.
         if self.lacks_records.load(Ordering::Acquire) == 0 {
-            self.push_both(log, Some(ledger), bytes_max);
+            return self.push_both(log, Some(ledger), bytes_max);
         }
+        Ok(())
     }
 
     /// Sends records of a log that is digested to there, before the entries that name them.
-    pub fn push_digested(&self, log: &LogToSend, bytes_max: usize) {
-        self.push_both(Some(log), None, bytes_max);
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn push_digested(&self, log: &LogToSend, bytes_max: usize) -> Result<(), Error> {
+        self.push_both(Some(log), None, bytes_max)
     }
 
     /// It begins to count: up to where each log is digested. Nothing else is sent until that is there.
@@ -193,15 +206,25 @@ impl Copy {
         self.lacks_records.store(0, Ordering::Release);
     }
 
-    fn push_both(&self, log: Option<&LogToSend>, ledger: Option<&LedgerToSend>, bytes_max: usize) {
+    fn push_both(
+        &self,
+        log: Option<&LogToSend>,
+        ledger: Option<&LedgerToSend>,
+        bytes_max: usize,
+    ) -> Result<(), Error> {
         let pushed = {
             let mut guard = self.sender.lock();
-            let Some(sender) = guard.as_mut() else { return };
+            let Some(sender) = guard.as_mut() else { return Ok(()) };
             self.push_by(sender, log, ledger, bytes_max)
         };
-        if let Err(error) = pushed {
-            self.lose(&error);
+        match pushed {
+            Ok(()) => {}
+            // The copy is not to blame, and keeps its connection.
+            Err(mirror::Error::Media(error)) => return Err(error.into()),
+            Err(mirror::Error::Message(error)) => return Err(Error::File(LEDGER_FILE.to_owned(), error)),
+            Err(error) => self.lose(&error),
         }
+        Ok(())
     }
 
     fn push_by(

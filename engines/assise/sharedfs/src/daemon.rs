@@ -369,9 +369,12 @@ impl Daemon {
     /// Feeds the copies once, as the threads in the background do.
     ///
     /// # Errors
-    /// Failures of the medium.
+    /// Failures of the medium, which stop the daemon.
     pub fn feed_copies(&self) -> Result<(), Error> {
-        self.core.copies.all().iter().try_for_each(|copy| self.core.feed_round(copy))
+        self.core.copies.all().iter().try_for_each(|copy| {
+            let fed = self.core.feed_round(copy);
+            self.core.stop_if_failed(fed)
+        })
     }
 
     /// Processes messages of the copies, as the threads in the background do; false if there were none.

@@ -207,7 +207,7 @@ pub(crate) fn log_to_send(
 /// the ledger's ring is free. Gives how far each log goes.
 ///
 /// # Errors
-/// `Copy`: it did not come up in time, or its connection is over.
+/// `Copy`: it did not come up in time, or its connection is over. `Media`, `File`: the own pool cannot be read.
 pub(crate) fn level(
     host: &Arc<dyn Host>,
     copies: &Copies,
@@ -231,7 +231,7 @@ pub(crate) fn level(
                     }
                     Has::Less => {}
                 }
-                copy.push(Some(&item), &ledger, TURN_BYTES);
+                copy.push(Some(&item), &ledger, TURN_BYTES)?;
                 wait(host, &copy, seen, until)?;
             }
         }
@@ -244,7 +244,7 @@ pub(crate) fn level(
             if copy.contained().sequence >= last {
                 break;
             }
-            copy.push(None, &ledger_to_send(&local.ledger), TURN_BYTES);
+            copy.push(None, &ledger_to_send(&local.ledger), TURN_BYTES)?;
             wait(host, &copy, seen, until)?;
         }
     }
@@ -264,7 +264,7 @@ pub(crate) fn send_ledger(host: &Arc<dyn Host>, copies: &Copies, local: &LocalCo
             if copy.has_ledger(local.ledger.last()) {
                 break;
             }
-            copy.push(None, &ledger_to_send(&local.ledger), TURN_BYTES);
+            copy.push(None, &ledger_to_send(&local.ledger), TURN_BYTES)?;
             wait(host, &copy, seen, until)?;
         }
     }

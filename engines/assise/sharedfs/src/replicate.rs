@@ -68,6 +68,13 @@ impl Core {
     /// # Errors
     /// `Copy`, `CopyIsAhead`, `NeedsImport`: it does not count, unless it did before.
     pub fn add_copy(self: &Arc<Self>, connection: Connection) -> Result<(), Error> {
+        let counts = self.copies.of(connection.node()).is_some();
+        let added = self.bring_in(connection);
+        // Such a copy can take this node's place. Else only what depends on the damaged part fails.
+        if counts { self.stop_if_failed(added) } else { added }
+    }
+
+    fn bring_in(self: &Arc<Self>, connection: Connection) -> Result<(), Error> {
         let (node, link) = (connection.node(), connection.clone());
         let ledger_bytes = self.state.lock().copy.ledger.region().bytes();
         let greeted = greet(&self.host, connection, self.copies.version(), ledger_bytes)?;
@@ -153,7 +160,7 @@ impl Core {
                 let Some(item) = item else {
                     return Err(Error::Copy(copy.node, transport::Error::TimedOut.into()));
                 };
-                copy.push_digested(&item, TURN_BYTES);
+                copy.push_digested(&item, TURN_BYTES)?;
                 wait(&self.host, copy, seen, until)?;
             }
         }
@@ -281,7 +288,8 @@ impl Core {
                 if state.closing {
                     closing.get_or_insert_with(|| self.host.now().after(STOP_PATIENCE));
                 }
-                match wanted(&mut state)? {
+                let asked = wanted(&mut state);
+                match asked.inspect_err(|error| state.stop_if_failed(error))? {
                     Some(wanted) => wanted,
                     None => return Ok(Reached::All),
                 }
@@ -292,9 +300,10 @@ impl Core {
                 None => Has::Less,
             };
             let lacks = |copy: &crate::copies::Copy| has(copy) == Has::Less && !copy.is_removed();
-            copies.iter().filter(|copy| lacks(copy)).for_each(|copy| {
-                copy.push(wanted.item.as_ref(), &wanted.ledger, TURN_BYTES);
-            });
+            let mut lacking = copies.iter().filter(|copy| lacks(copy));
+            let pushed =
+                lacking.try_for_each(|copy| copy.push(wanted.item.as_ref(), &wanted.ledger, TURN_BYTES));
+            self.stop_if_failed(pushed)?;
             let behind = copies.iter().zip(&looks).find(|(copy, _)| lacks(copy));
             let Some((copy, seen)) = behind else {
                 let ends = copies.iter().filter_map(|copy| match has(copy) {
@@ -384,8 +393,10 @@ impl Core {
     fn wait_for_tree(&self, copy: Option<(Arc<Copy>, u32)>) {
         if let Some((copy, seen)) = copy {
             let ledger = ledger_to_send(&self.state.lock().copy.ledger);
-            copy.push(None, &ledger, TURN_BYTES);
-            copy.listen(seen, self.host.now().after(LOOK));
+            // A failure stops the daemon, which the caller's next look sees.
+            if self.stop_if_failed(copy.push(None, &ledger, TURN_BYTES)).is_ok() {
+                copy.listen(seen, self.host.now().after(LOOK));
+            }
         }
         self.note_executed();
     }
@@ -450,7 +461,7 @@ impl Core {
             if let Some((item, ledger)) = item
                 && copy.has(item.log, item.up_to, Sequence::new(0)) == Has::Less
             {
-                copy.push(Some(&item), &ledger, BACKGROUND_BYTES);
+                copy.push(Some(&item), &ledger, BACKGROUND_BYTES)?;
             }
         }
         let (last, ledger) = {
@@ -458,7 +469,7 @@ impl Core {
             (state.copy.ledger.last(), ledger_to_send(&state.copy.ledger))
         };
         if !copy.has_ledger(last) {
-            copy.push(None, &ledger, 0);
+            copy.push(None, &ledger, 0)?;
         }
         Ok(())
     }
@@ -479,14 +490,26 @@ impl Core {
         heard
     }
 
-    /// The thread that feeds one copy in the background, until it counts no more.
+    /// Passes a result on; a failure of the pool stops the daemon. An error that has another cause does not.
+    ///
+    /// # Errors
+    /// That of the result.
+    pub fn stop_if_failed<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        result.inspect_err(|error| {
+            self.state.lock().stop_if_failed(error);
+            self.announce_work();
+        })
+    }
+
+    /// The thread that feeds one copy in the background, until it counts no more or the daemon has stopped.
     pub fn feed(&self, node: NodeId) {
         while let Some(copy) = self.copies.of(node) {
             // Acquire: pairs with the Release of `Daemon::stop`.
             if self.ending.load(Ordering::Acquire) != 0 || self.state.lock().is_stopped() {
                 return;
             }
-            if self.feed_round(&copy).is_err() {
+            // One that passes, as a lack of descriptors does, costs a round.
+            if self.stop_if_failed(self.feed_round(&copy)).is_err() && self.state.lock().is_stopped() {
                 return;
             }
             let until = self.host.now().after(ROUND);

@@ -312,6 +312,13 @@ impl State {
         }
     }
 
+    /// Stops the daemon if the error is a failure of its pool, and not of a copy or of a lack that passes.
+    pub fn stop_if_failed(&mut self, why: &Error) {
+        if why.is_failure() {
+            self.stop(why);
+        }
+    }
+
     /// Whether the daemon has stopped.
     pub fn is_stopped(&self) -> bool {
         self.failure.is_some()

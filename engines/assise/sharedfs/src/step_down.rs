@@ -26,9 +26,10 @@ impl Daemon {
         self.stop();
         let core = self.core();
         let last = {
-            let ledger = &mut core.state.lock().copy.ledger;
-            ledger.sync()?;
-            ledger.last()
+            let mut state = core.state.lock();
+            let synced = state.copy.ledger.sync();
+            state.guard(synced)?;
+            state.copy.ledger.last()
         };
         core.reach_ledger(last, Some(until))
     }

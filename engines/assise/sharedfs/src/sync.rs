@@ -15,7 +15,7 @@ use format::call::{CallKind, DigestRequest, Status, split};
 use format::session::SyncRequest;
 use ipc::ring::Taken;
 use ipc::sync::Ordering;
-use pmem::Class;
+use pmem::{Class, MediaError};
 use std::sync::Arc;
 
 /// The target of a sync call.
@@ -184,9 +184,17 @@ impl Core {
             self.sync_ledger(up_to)?;
         }
         for file in files {
-            file.sync().map_err(|_| Status::Media)?;
+            file.sync().map_err(|error| self.note_sync_failure(error))?;
         }
         Ok(())
+    }
+
+    /// A medium that does not sync a log syncs nothing else. A program may cut its own log, which concerns that log alone.
+    fn note_sync_failure(&self, error: MediaError) -> Status {
+        if error != MediaError::Lost {
+            self.state.lock().stop_if_failed(&error.into());
+        }
+        Status::Media
     }
 
     /// Syncs the ledger at least up to an entry, and tells every session. One caller at a time does; those that waited

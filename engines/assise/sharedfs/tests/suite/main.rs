@@ -31,6 +31,7 @@ mod lock_leases;
 mod locks;
 mod one_session;
 mod operations;
+mod own_failures;
 mod pair;
 mod pair_threads;
 mod passes;

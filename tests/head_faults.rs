@@ -1,0 +1,334 @@
+//! A node that leads, or is to lead, and cannot: its medium fails under its daemon, a file of its pool is cut, replaced or damaged, or
+//! its disk is full. Another node in sync leads, programs go on there with all that was synced, and `hearth status` tells what
+//! failed at which node. A node that has the only copy keeps it, says so, and asks the manager for nothing.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where something unexpected is")]
+
+mod harness;
+mod prefix;
+mod processes;
+mod several;
+
+use harness::{Expect, limited, until};
+use ipc::{Host, SystemHost};
+use prefix::Random;
+use processes::{Job, job, say};
+use several::alone::{give_own_disk, in_own_namespace};
+use several::cluster::Chain;
+use several::worker;
+use std::fs::{OpenOptions, read_to_string};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// The test that does the jobs.
+const JOBS: &str = "a_worker_says_what_it_did";
+/// A lease that a busy machine does not cost anybody, and the patience with a copy, in ms.
+const LONG: (u64, u64) = (4000, 2500);
+/// A disk with room for a pool and two of its trees.
+const DISK_MIB: u64 = 300;
+
+#[test]
+fn a_worker_says_what_it_did() {
+    let Some(words) = job() else { return };
+    match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        // Adds a line to a file in the tree, synced, and says its number; then does nothing.
+        ["serve", path] => {
+            let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+            writeln!(file, "{}", std::process::id()).unwrap();
+            file.sync_all().unwrap();
+            say(&std::process::id().to_string());
+            // Until the writing end is closed.
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            std::process::exit(0);
+        }
+        _ => worker::job(&words),
+    }
+}
+
+/// A fault of the pool of a node.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// The device takes nothing: each sync of a file fails.
+    Device,
+    /// A file of the pool has no pages any more.
+    Cut(&'static str),
+    /// Another file has the place of a file of the pool.
+    Replaced(&'static str),
+    /// All nodes of the tree are damaged, and a daemon has to read them: the one before it dies.
+    Damaged,
+    /// The disk of the pool is full.
+    Full,
+}
+
+/// A library that makes each sync fail while a file is there.
+const DEVICE: &str = "
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static int go(long call, int fd) {
+    const char *fails = getenv(\"HEARTH_TEST_FAILS\");
+    if (fails && access(fails, F_OK) == 0) { errno = EIO; return -1; }
+    return syscall(call, fd);
+}
+int fsync(int fd) { return go(SYS_fsync, fd); }
+int fdatasync(int fd) { return go(SYS_fdatasync, fd); }
+";
+
+/// The maps and nodes of the tree begin here.
+const NODES_FROM: u64 = 12 << 10;
+
+fn pool(chain: &Chain, node: u32, file: &str) -> PathBuf {
+    PathBuf::from(format!("{}/node-{node}/pool/{file}", chain.dir()))
+}
+
+/// The device of a node fails while this file is there.
+fn device(chain: &Chain, node: u32) -> PathBuf {
+    PathBuf::from(format!("{}/node-{node}.fails", chain.dir()))
+}
+
+/// Lets the daemon of a node find a device that can fail, and waits until all nodes are in sync again.
+fn give_device(chain: &Chain, node: u32) {
+    let [source, library] = ["c", "so"].map(|end| format!("{}/device-{node}.{end}", chain.dir()));
+    std::fs::write(&source, DEVICE).unwrap();
+    limited(&["cc", "-shared", "-fPIC", "-o", &library], &[&source]).expect_success();
+    chain.end(node);
+    let variables =
+        [format!("LD_PRELOAD={library}"), format!("HEARTH_TEST_FAILS={}", device(chain, node).display())];
+    let program = ["env", &variables[0], &variables[1], env!("CARGO_BIN_EXE_hearth"), "start"];
+    limited(&program, &["--dir", chain.dir(), "--node", &node.to_string()]).expect_success();
+    chain.until_whole();
+}
+
+/// A node leads.
+fn lead(chain: &Chain, node: u32) {
+    if chain.until_whole() != node {
+        chain.hearth(&["move", "--to", &node.to_string()]);
+    }
+    assert_eq!(chain.until_whole(), node);
+}
+
+impl Fault {
+    fn begin(self, chain: &Chain, node: u32) {
+        match self {
+            Self::Device => std::fs::write(device(chain, node), "").unwrap(),
+            Self::Cut(file) => {
+                OpenOptions::new().write(true).open(pool(chain, node, file)).unwrap().set_len(0).unwrap();
+            }
+            Self::Replaced(file) => {
+                let other = pool(chain, node, "other");
+                std::fs::copy(pool(chain, node, file), &other).unwrap();
+                std::fs::rename(other, pool(chain, node, file)).unwrap();
+            }
+            Self::Damaged => {
+                // It would write its next commit to other nodes.
+                let daemon = chain.stop_process(&format!("node-{node}/serve.pid"));
+                let tree = OpenOptions::new().write(true).open(pool(chain, node, "tree")).unwrap();
+                let end = tree.metadata().unwrap().len();
+                // The rest has no blocks.
+                let end = end.min(NODES_FROM + (16 << 20));
+                let junk = vec![0xa5; 4096];
+                (NODES_FROM..end).step_by(4096).for_each(|at| tree.write_all_at(&junk, at).unwrap());
+                daemon.kill();
+            }
+            Self::Full => {
+                let full = pool(chain, node, "full");
+                let fill = format!("dd if=/dev/zero of={} bs=4096 2>/dev/null || true", full.display());
+                limited(&["sh", "-c"], &[&fill]).expect_success();
+                // The data that finds room in the program's log finds none where it is digested to.
+                let poured = format!("of={}", chain.path_at(node, "poured"));
+                let pour = ["dd", "if=/dev/zero", &poured, "bs=65536", "count=500"];
+                chain.try_hearth(&[&["run", "--node", &node.to_string(), "--"], &pour[..]].concat());
+            }
+        }
+    }
+
+    /// It is over, and the node is started, if it does not run.
+    fn mend(self, chain: &Chain, node: u32) {
+        match self {
+            Self::Device => std::fs::remove_file(device(chain, node)).unwrap(),
+            Self::Full => std::fs::remove_file(pool(chain, node, "full")).unwrap(),
+            // The pool is of no use.
+            Self::Cut(_) | Self::Damaged | Self::Replaced(_) => {
+                chain.try_hearth(&["down", "--node", &node.to_string(), "--hard"]);
+                std::fs::remove_dir_all(pool(chain, node, "")).unwrap();
+            }
+        }
+        chain.start(node);
+    }
+
+    /// A part of what is said of the node's failure.
+    fn says(self) -> &'static str {
+        match self {
+            Self::Device => "os error 5",
+            Self::Cut(file) | Self::Replaced(file) => file,
+            Self::Damaged => "area",
+            Self::Full => "no space",
+        }
+    }
+}
+
+/// A program that serves where a node leads; its parent's words go into a file.
+fn standby(chain: &Chain, node: u32) -> Job {
+    chain.begin_standby(node, JOBS, &["serve", &chain.path_at(node, "served")], &said(chain, node))
+}
+
+fn said(chain: &Chain, node: u32) -> PathBuf {
+    PathBuf::from(format!("{}/said-{node}", chain.dir()))
+}
+
+/// The number of the program's process, once it has begun.
+fn begun(job: &mut Job) -> u32 {
+    job.until_begun();
+    job.line().unwrap().parse().unwrap()
+}
+
+/// The node that leads fails while programs work there and sync; another one of so many leads then.
+fn fails(chain: &Chain, head: u32, fault: Fault, seed: u64) {
+    let root = format!("round-{seed}");
+    lead(chain, head);
+    let mut first = standby(chain, head);
+    let one = begun(&mut first);
+    let jobs = chain.begin_workers(head, &root, seed);
+    let mut next = 0;
+    let said_by = chain.during(jobs, &mut Random(seed), |chain, live| {
+        live.until_they_go_on();
+        fault.begin(chain, head);
+        next = chain.until_leads_but(&[head]);
+        assert!(SystemHost.started(one).is_none(), "{fault:?}: it ran while node {next} led");
+    });
+    // A pool with an equal file in the place of the other one is a copy again soon.
+    let may_be_copy = matches!(fault, Fault::Replaced(_));
+    assert!(may_be_copy || !chain.in_sync(next).contains(&head.into()), "{fault:?}");
+    until("the status says what failed", || chain.failure(head).contains(fault.says()));
+    // Programs go on there.
+    let mut second = standby(chain, next);
+    begun(&mut second);
+    let served =
+        chain.hearth(&["run", "--node", &next.to_string(), "--", "cat", &chain.path_at(next, "served")]);
+    assert!(served.lines().any(|line| line == one.to_string()), "{fault:?}: {served}");
+    let found = chain.listing_at(next, &root);
+    let judged = worker::judge(&found, seed, &said_by);
+    println!("{fault:?}: node {next} leads with {judged:?}");
+    until("the program's parent waits", || {
+        let said = read_to_string(said(chain, head)).unwrap();
+        said.contains("the program was killed") || said.contains("the program has ended")
+    });
+    fault.mend(chain, head);
+    // It has the tree, and the other one leads still.
+    assert_eq!(chain.until_whole(), next, "{fault:?}");
+    drop((first, second));
+    ["served", &root].iter().for_each(|name| chain.remove_at(next, name));
+    chain.until_equal();
+}
+
+#[test]
+fn a_head_whose_medium_fails_gives_the_lead_to_a_copy() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("memory", 2, lease, patience);
+    for (number, fault) in
+        [Fault::Cut("tree"), Fault::Replaced("ledger"), Fault::Damaged].into_iter().enumerate()
+    {
+        fails(&chain, 1 + number as u32 % 2, fault, 500 + number as u64);
+    }
+    chain.close();
+}
+
+#[test]
+fn a_head_whose_device_fails_gives_the_lead_to_a_copy() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("file", 3, lease, patience);
+    give_device(&chain, 1);
+    fails(&chain, 1, Fault::Device, 600);
+    chain.close();
+}
+
+#[test]
+fn a_head_whose_disk_is_full_gives_the_lead_to_a_copy() {
+    if !in_own_namespace("a_head_whose_disk_is_full_gives_the_lead_to_a_copy") {
+        return;
+    }
+    let (lease, patience) = LONG;
+    let chain = Chain::on("memory", 2, lease, patience);
+    chain.end(1);
+    give_own_disk(&format!("{}/node-1/pool", chain.dir()), DISK_MIB);
+    chain.all_back();
+    fails(&chain, 1, Fault::Full, 700);
+    chain.close();
+}
+
+/// A node that is to lead cannot write: the next one in sync leads.
+#[test]
+fn a_node_that_cannot_begin_to_lead_leaves_it_to_the_next() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("file", 3, lease, patience);
+    (1..=2).for_each(|node| give_device(&chain, node));
+    lead(&chain, 1);
+    let file = chain.path_at(1, "file");
+    chain.run(&["sh", "-c", &format!("echo kept > {file}; sync {file}")]);
+    chain.until_equal();
+    Fault::Device.begin(&chain, 2);
+    chain.cut(1);
+    assert_eq!(chain.until_leads_but(&[1]), 3);
+    until("the status says what failed", || chain.failure(2).contains(Fault::Device.says()));
+    assert_eq!(chain.in_sync(3), [3]);
+    let there = chain.path_at(3, "file");
+    assert_eq!(chain.hearth(&["run", "--node", "3", "--", "cat", &there]), "kept\n");
+    Fault::Device.mend(&chain, 2);
+    chain.start(1);
+    assert_eq!(chain.until_whole(), 3);
+    chain.until_equal();
+    chain.close();
+}
+
+/// Number of the changes that the daemon of a node has proposed to the manager.
+fn proposals(chain: &Chain, node: u32) -> usize {
+    let log = read_to_string(Path::new(chain.dir()).join(format!("node-{node}/serve.log"))).unwrap();
+    log.lines().filter(|line| line.contains("proposed")).count()
+}
+
+/// The node that leads has the only copy when its device fails.
+#[test]
+fn a_head_that_fails_alone_keeps_its_copy_and_says_so() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("file", 2, lease, patience);
+    give_device(&chain, 1);
+    lead(&chain, 1);
+    let file = chain.path_at(1, "file");
+    chain.cut(2);
+    // No view comes after that, which node 1 could not note in its pool.
+    until("node 2 is expelled", || chain.statuses()[0]["chain"]["copies"][0]["member"] == false);
+    assert_eq!(chain.in_sync(1), [1]);
+    chain.run(&["sh", "-c", &format!("echo kept > {file}; sync {file}")]);
+    Fault::Device.begin(&chain, 1);
+    let write = format!("echo more > {file}.more; sync {file}.more");
+    until("its daemon has failed", || {
+        chain.try_hearth(&["run", "--node", "1", "--wait", "0", "--", "sh", "-c", &write]);
+        chain.failure(1).contains(Fault::Device.says())
+    });
+    until("the status says what to do", || chain.waits(1).contains("hearth start --node 1"));
+    assert_eq!(chain.leader(), None);
+    let (before, mut looks) = (proposals(&chain, 1), 0);
+    until("it was looked at often", || {
+        looks += 1;
+        let status = chain.try_hearth(&["status"]);
+        assert_eq!(status.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&status.stdout).into_owned();
+        assert!(said.contains("no other node has all acknowledged data"), "{said}");
+        looks == 20
+    });
+    assert_eq!(proposals(&chain, 1), before);
+    chain.start(2);
+    until("node 2 follows", || chain.role(2) == "follows" && chain.in_sync(2) == [1]);
+    until("the status says what failed", || chain.failure(1).contains(Fault::Device.says()));
+    assert_eq!(chain.leader(), None);
+    // As it says.
+    chain.try_hearth(&["down", "--node", "1"]);
+    Fault::Device.mend(&chain, 1);
+    assert_eq!(chain.until_whole(), 1);
+    assert_eq!(chain.run(&["cat", &file]), "kept\n");
+    chain.until_equal();
+    chain.close();
+}
