@@ -6,7 +6,8 @@
 
 mod harness;
 
-use harness::{Expect, Node};
+use harness::{Expect, Node, until};
+use serde_json::Value;
 
 /// A program fills the pool while another one is in the middle of a transaction, and is killed.
 const FILL: &str = r#"cd $T; /usr/bin/python3 - <<'X'
@@ -109,19 +110,20 @@ fn on_a_full_pool_what_is_there_is_written_again_and_truncated() {
 #[test]
 fn on_full_pools_copies_follow_what_is_written_again() {
     let node = Node::of_nodes_of(2, 4000, 4000, 64);
-    let in_sync = || {
-        let status = node.hearth(&["status", "--json"]);
-        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
-        status[0]["chain"]["in_sync"].clone()
-    };
-    let before = in_sync();
-    assert_eq!(before, serde_json::Value::from([1, 2]));
+    assert_eq!(chain(&node, 1)["in_sync"], Value::from([1, 2]));
     node.sh(FILL).expect_success();
     assert_eq!(node.sh(REPLACE).expect_success(), "0\n");
-    assert_eq!(in_sync(), before);
+    assert_eq!(chain(&node, 1)["in_sync"], Value::from([1, 2]));
     node.hearth(&["check", "--against", "2"]).expect_success();
     node.hearth(&["down"]).expect_success();
     [1, 2].iter().for_each(|number| node.check_of(*number));
+}
+
+/// The report of a node about the chain.
+fn chain(node: &Node, number: usize) -> Value {
+    let status = node.hearth(&["status", "--json"]);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    status[number - 1]["chain"].clone()
 }
 
 /// Fills the tree with long symbolic links, then with directories.
@@ -155,4 +157,37 @@ fn with_a_full_tree_programs_and_daemons_begin() {
     assert_eq!(node.sh("rm -r $T/folders && echo b > $T/new && cat $T/new").expect_success(), "b\n");
     node.hearth(&["down"]).expect_success();
     node.check();
+}
+
+/// The same with a copy: it follows, takes over, and gets the other node back, while the tree of each has no node for another inode.
+#[test]
+fn with_a_full_tree_copies_follow_and_take_over() {
+    let node = Node::of_nodes_of(2, 4000, 4000, 16);
+    let begin_programs = |number: usize| {
+        let tree = format!("{}/n{number}", node.dir());
+        for _ in 0..3 {
+            let listed = node.hearth(&["run", "--node", &number.to_string(), "--", "ls", &tree]);
+            assert_eq!(listed.expect_success(), "folders\nlinks\n");
+        }
+    };
+    node.sh(FILL_TREE).expect_success();
+    begin_programs(1);
+    assert_eq!(chain(&node, 1)["in_sync"], Value::from([1, 2]));
+    node.hearth(&["check", "--against", "2"]).expect_success();
+    node.hearth(&["down", "--node", "1", "--hard"]).expect_success();
+    until("node 2 leads", || chain(&node, 2)["role"] == "leads");
+    begin_programs(2);
+    node.hearth(&["start", "--node", "1"]).expect_success();
+    until("node 1 is in sync", || chain(&node, 2)["in_sync"] == Value::from([1, 2]));
+    begin_programs(2);
+    node.hearth(&["check", "--against", "1"]).expect_success();
+    let tree = format!("{}/n2", node.dir());
+    let remove = format!(
+        "rm -r {tree}/folders && mkdir {tree}/again && echo b > {tree}/again/new && cat {tree}/again/new"
+    );
+    assert_eq!(node.hearth(&["run", "--node", "2", "--", "sh", "-c", &remove]).expect_success(), "b\n");
+    assert_eq!(chain(&node, 2)["in_sync"], Value::from([1, 2]));
+    node.hearth(&["check", "--against", "1"]).expect_success();
+    node.hearth(&["down"]).expect_success();
+    [1, 2].iter().for_each(|number| node.check_of(*number));
 }
