@@ -36,6 +36,8 @@ pub struct Limits {
     pub reserve_blocks: u64,
     /// Nodes that only what was promised room, or what gives room back, may take.
     pub reserve_nodes: u32,
+    /// Lives of the chain that the tree names, the newest ones.
+    pub lives_max: u32,
     /// Nodes kept in memory.
     pub cached_nodes: usize,
     /// Nodes under change in one batch; about 4 KB of memory each.
@@ -55,6 +57,7 @@ impl Default for Limits {
             step_blocks: 2 << 10,
             reserve_blocks: 8 << 10,
             reserve_nodes: 1 << 10,
+            lives_max: 1 << 10,
             cached_nodes: 8 << 10,
             batch_nodes_max: 4 << 10,
             batch_blocks_max: 4 << 10,

@@ -118,6 +118,9 @@ impl Snapshot {
     }
 }
 
+/// Lives that are forgotten with each new one: more than one, so that a list that is too long becomes shorter.
+const LIVES_FORGOTTEN: usize = 2;
+
 impl Batch<'_> {
     /// Notes how far a log is contained in the tree. Its groups stay what they are.
     ///
@@ -186,13 +189,19 @@ impl Batch<'_> {
         })
     }
 
-    /// Notes a life of the chain.
+    /// Notes a life of the chain, and forgets old ones: however often a daemon begins, the lives take only so many nodes. A pool
+    /// whose last life was forgotten looks like one of another history.
     ///
     /// # Errors
     /// As [`Batch::put_log`].
     pub fn put_life(&mut self, life: Life, item: &LifeItem) -> Result<(), AreaError> {
         self.guarded(|batch| {
-            batch.begin_change(1, 1, Need::Promised)?;
+            batch.begin_change(1 + LIVES_FORGOTTEN as u32, 1, Need::Promised)?;
+            let kept = u64::from(batch.area.limits.lives_max);
+            let oldest = batch.keys(0, ItemKind::Life, 0, LIVES_FORGOTTEN)?;
+            for key in oldest.iter().filter(|key| key.sub() + kept <= u64::from(life.get())) {
+                batch.remove(key)?;
+            }
             batch.put(Key::new(0, ItemKind::Life, u64::from(life.get())), item.as_bytes())
         })
     }

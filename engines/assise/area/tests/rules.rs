@@ -460,6 +460,30 @@ fn tables_and_the_ledgers_place_travel_with_the_commit() {
     findings(&medium).unwrap();
 }
 
+/// However many lives there are, the tree has the newest ones, also if an earlier daemon kept more.
+#[test]
+fn old_lives_are_forgotten() {
+    let medium = Recorder::new().medium();
+    let life = LifeItem::read_from_bytes(&[7; 32]).unwrap();
+    let live = |lives: std::ops::RangeInclusive<u32>, lives_max: u32| {
+        let mut area = match Area::open(&medium, Limits { lives_max, ..tiny() }) {
+            Err(AreaError::Missing) => pool(&medium, 256, Limits { lives_max, ..tiny() }),
+            area => area.unwrap(),
+        };
+        for number in lives {
+            let mut batch = begin(&mut area);
+            batch.put_life(Life::new(number), &life).unwrap();
+            batch.commit(VERSION).unwrap();
+        }
+        let kept: Vec<u32> = area.lives().unwrap().iter().map(|(life, _)| life.get()).collect();
+        kept
+    };
+    assert_eq!(live(1..=40, 32), (9..=40).collect::<Vec<_>>());
+    assert_eq!(live(41..=50, 16), (29..=50).collect::<Vec<_>>());
+    assert_eq!(live(51..=60, 16), (45..=60).collect::<Vec<_>>());
+    findings(&medium).unwrap();
+}
+
 /// Versions of the root's pointer and of those in the root node.
 fn versions(medium: &Medium) -> (Sequence, Vec<Sequence>) {
     let region = medium.open("tree").unwrap();

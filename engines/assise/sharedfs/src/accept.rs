@@ -13,6 +13,7 @@ use crate::daemon::Attached;
 use crate::error::Error;
 use crate::fair::may_take;
 use crate::state::Core;
+use area::AreaError;
 use ccnvm::SessionId;
 use format::message::{
     Hello, MessageKind, Parcel, REFUSED_FULL, REFUSED_MEDIUM, REFUSED_SPACE, REFUSED_STANDBY, ROLE_GATEWAY,
@@ -160,13 +161,14 @@ impl Core {
                     let state = self.state.lock();
                     (state.is_full, state.is_stopped())
                 };
-                let reason = if is_full || error.is_no_space() {
-                    REFUSED_SPACE
-                } else if is_stopped || error.is_failure() {
-                    REFUSED_MEDIUM
-                } else {
-                    REFUSED_FULL
-                };
+                let reason =
+                    if is_full || error.is_no_space() || matches!(error, Error::Area(AreaError::NoSpace)) {
+                        REFUSED_SPACE
+                    } else if is_stopped || error.is_failure() {
+                        REFUSED_MEDIUM
+                    } else {
+                        REFUSED_FULL
+                    };
                 peer.connection().refuse(reason, &error.to_string());
                 return None;
             }

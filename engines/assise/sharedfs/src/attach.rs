@@ -16,6 +16,7 @@ use crate::replay::table::OpenLog;
 use crate::session::{Beginning, Session, Shared, session_of};
 use crate::session_end::TerminationReason;
 use crate::state::Core;
+use area::AreaError;
 use ccnvm::SessionId;
 use format::ledger::OpenLogBody;
 use format::session::Welcome;
@@ -144,6 +145,9 @@ impl Core {
         let state = &mut *guard;
         if state.is_stopped() || state.closing {
             return Err(Error::Stopped);
+        }
+        if !state.may_begin(&self.config, &beginning.caller.groups) {
+            return Err(AreaError::NoSpace.into());
         }
         let Beginning { log, version, first_inode, inodes, pid, .. } = beginning;
         let caller = beginning.caller.clone();

@@ -295,7 +295,7 @@ impl Daemon {
     /// Begins a session for a user's process. Its ring is not served yet: see [`Self::serve`].
     ///
     /// # Errors
-    /// `Sessions`, `Media`, `LedgerFull`, `Stopped`.
+    /// `Sessions`, `Media`, `LedgerFull`, `Stopped`; `Area` (`NoSpace`): the tree has no node for a session.
     pub fn attach(&self, caller: Caller, pid: u32) -> Result<Attached, Error> {
         self.core.attach(caller, pid, 0)
     }

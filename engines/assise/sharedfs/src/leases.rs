@@ -126,6 +126,9 @@ impl Core {
         // the next try finds it there.
         let in_table = |want: &Want| state.is_in_table(id, want.unit) || !state.holds(id, *want);
         let wants: Vec<Want> = wants.iter().copied().filter(in_table).collect();
+        if !state.may_have_leases(&self.config, id, &wants) {
+            return Err(Status::Limit);
+        }
         let now = self.now_ns();
         for want in &wants {
             state.introduce(now, want.unit);

@@ -40,6 +40,7 @@ mod lock_leases;
 mod lock_questions;
 mod lock_requests;
 mod locks;
+mod notes;
 mod pace;
 mod passes;
 mod pinned;

@@ -200,6 +200,9 @@ impl Core {
             let state = &mut *guard;
             let now = self.host.now().as_ns();
             let wants = state.ahead_of(id, from, mode, count_max, asks)?;
+            if !state.may_have_leases(&self.config, id, &wants) {
+                return Ok(Vec::new());
+            }
             if std::mem::take(&mut asks) && state.ask_back(id, &wants, now)? {
                 drop(guard);
                 self.run_revocations();

@@ -352,6 +352,7 @@ pub fn tiny() -> Limits {
         step_blocks: 8,
         reserve_blocks: 4,
         reserve_nodes: 8,
+        lives_max: 16,
         cached_nodes: 16,
         batch_nodes_max: 64,
         batch_blocks_max: 3,

@@ -68,6 +68,7 @@ pub fn tiny() -> Config {
             step_blocks: 64,
             reserve_blocks: 8,
             reserve_nodes: 8,
+            lives_max: 16,
             cached_nodes: 64,
             batch_nodes_max: 512,
             batch_blocks_max: 64,

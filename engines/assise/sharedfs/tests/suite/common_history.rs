@@ -3,7 +3,7 @@
 
 use crate::client::{Client, FILE, ROOT, user};
 use crate::join::{assert_equal, fill, go_round};
-use crate::pair::{COPY, Pair, config, sync};
+use crate::pair::{COPY, HEAD, Pair, config, sync};
 use crate::still::StillHost;
 use area::{Area, Extent};
 use format::{InodeNumber, NodeId};
@@ -103,6 +103,28 @@ fn a_member_with_a_life_of_its_own_gets_the_whole_tree() {
     pair.quiesce();
     assert_equal([&recorders[0], &recorders[1]]);
     assert_ne!(before, places(&recorders[1], still));
+}
+
+/// A head remembers so many lives of its history.
+#[test]
+fn a_member_whose_last_life_is_forgotten_gets_the_whole_tree() {
+    let recorders = [Recorder::new(), Recorder::new()];
+    let pair = Pair::on(&recorders[0], &recorders[1]);
+    fill(&pair, 0..3, 100_000);
+    pair.quiesce();
+    let still = inode_of(&pair, "file-1");
+    pair.quiesce();
+    pair.follows.borrow().standby.stop();
+    drop(pair);
+    let before = places(&recorders[1], still);
+    for _ in 0..config(HEAD).area.lives_max + 1 {
+        drop(Daemon::open(StillHost::again(), &recorders[0].medium(), config(HEAD)).unwrap());
+    }
+    let pair = Pair::apart(StillHost::again(), &recorders[0], &recorders[1], config(COPY));
+    pair.daemon.add_copy(pair.connect()).unwrap();
+    pair.quiesce();
+    assert_equal([&recorders[0], &recorders[1]]);
+    assert_ne!(before, places(&recorders[1], still), "its history was taken for a known one");
 }
 
 /// A member that still executes what it received from a former link reports that while the head waits for the first answer.

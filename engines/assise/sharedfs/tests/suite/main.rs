@@ -40,6 +40,7 @@ mod ready;
 mod recalls;
 mod repair;
 mod reservation;
+mod restarts;
 mod returns;
 mod rounds;
 mod rules;

@@ -51,6 +51,24 @@ pub struct Size {
 /// Nodes are scarce, or blocks.
 pub const SIZES: [Size; 2] = [Size { nodes: 2048, blocks: 16 << 10 }, Size { nodes: 16 << 10, blocks: 1536 }];
 
+/// The settings of a daemon over a pool of a size.
+pub fn settings(size: Size) -> Config {
+    let mut config = Config {
+        own_range: 100_000,
+        room_blocks: 0,
+        room_reserve: RESERVE,
+        replace_reserve_max: REPLACE_RESERVE,
+        log_bytes: 1 << 20,
+        log_bytes_max: 1 << 20,
+        batch_records: 256,
+        batch_bytes: 1 << 20,
+        ..tiny()
+    };
+    config.area.capacity_blocks = size.blocks;
+    config.area.segment_blocks = 128;
+    config
+}
+
 impl Bench {
     pub fn new(size: Size, seed: u64, foreign: bool) -> Self {
         let recorder = Recorder::new();
@@ -64,19 +82,7 @@ impl Bench {
             ledger_bytes: tiny().ledger_bytes,
         };
         format_pool(&recorder.medium(), &new).unwrap();
-        let mut config = Config {
-            own_range: 100_000,
-            room_blocks: 0,
-            room_reserve: RESERVE,
-            replace_reserve_max: REPLACE_RESERVE,
-            log_bytes: 1 << 20,
-            log_bytes_max: 1 << 20,
-            batch_records: 256,
-            batch_bytes: 1 << 20,
-            ..tiny()
-        };
-        config.area.capacity_blocks = size.blocks;
-        config.area.segment_blocks = 128;
+        let config = settings(size);
         let daemon = Daemon::open(Arc::new(ipc::SystemHost), &recorder.medium(), config).unwrap().0;
         let daemon = Arc::new(daemon);
         let (owner, writer) = if foreign { (0, 5) } else { (5, 5) };
