@@ -37,6 +37,11 @@ impl Process {
         self.pid.as_raw_nonzero().get()
     }
 
+    /// The same, for calls of the kernel.
+    pub fn raw(&self) -> Pid {
+        self.pid
+    }
+
     /// Writes the pid file, in one step.
     ///
     /// # Errors
@@ -199,6 +204,44 @@ pub fn has_variable(pid: u32, variable: &str) -> bool {
         .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|part| part.starts_with(&begin)))
 }
 
+/// Every process that descends from one of these, and is no more than that: these are not among them.
+pub fn descendants(of: &[Pid]) -> Vec<Process> {
+    let mut others: Vec<(Pid, Pid)> = processes()
+        .filter_map(|pid| Some((pid, parent(pid)?)))
+        .filter(|(pid, _)| !of.contains(pid))
+        .collect();
+    let (mut found, mut looked_at) = (of.to_vec(), 0);
+    while looked_at < found.len() {
+        let children = others.extract_if(.., |(_, parent)| *parent == found[looked_at]);
+        let children: Vec<Pid> = children.map(|(pid, _)| pid).collect();
+        found.extend(children);
+        looked_at += 1;
+    }
+    let found = &found[of.len()..];
+    found.iter().filter_map(|pid| Some(Process { pid: *pid, started: started(*pid)? })).collect()
+}
+
+/// Whether a process descends from one whose first thread has this name.
+pub fn descends_from(pid: u32, name: &str) -> bool {
+    let mut next = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    while let Some(pid) = next.and_then(parent) {
+        let comm = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+        if comm.is_ok_and(|comm| comm.trim_end() == name) {
+            return true;
+        }
+        next = Some(pid);
+    }
+    false
+}
+
+/// The parent of a process; none of the first process, and of one that is gone.
+fn parent(pid: Pid) -> Option<Pid> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // Behind the name of the program, which may have any letter in it, and the state.
+    let field = stat.rsplit(')').next()?.split_ascii_whitespace().nth(1)?;
+    field.parse().ok().and_then(Pid::from_raw)
+}
+
 /// Every process of which this user may know that it maps a file whose path begins so, and that is there still.
 pub fn with_mapping(path: &Path) -> Vec<Process> {
     let path = path.display().to_string();
@@ -317,6 +360,31 @@ mod tests {
         drop(open);
         assert!(with_lock(&file).is_empty());
         drop(other);
+    }
+
+    #[test]
+    fn descendants_are_found_with_those_of_other_sessions() {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "setsid sh -c 'sleep 100; true' & echo; wait"])
+            .stdout(std::process::Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        let pid = Pid::from_child(&shell);
+        let until = SystemHost.now().after(Duration::from_secs(20));
+        while descendants(&[pid]).len() < 2 {
+            assert!(SystemHost.now() < until, "the shell in the shell, and the program that it runs");
+            SystemHost.wait(&ipc::Word::new(0), 0, Some(SystemHost.now().after(Duration::from_millis(5))));
+        }
+        let found = descendants(&[pid]);
+        let this = fs::read_to_string("/proc/self/comm").unwrap();
+        assert!(found.iter().all(|one| descends_from(one.pid().cast_unsigned(), this.trim_end())));
+        assert!(!descends_from(found[0].pid().cast_unsigned(), "no program"));
+        assert!(descendants(&[rustix::process::getpid()]).iter().any(|one| one.pid == found[0].pid));
+        for process in found {
+            process.end(Signal::KILL, Duration::from_secs(10)).unwrap();
+        }
+        shell.wait().unwrap();
+        assert!(descendants(&[pid]).is_empty());
     }
 
     #[test]

@@ -78,6 +78,22 @@ fn misfit(head: &[u8]) -> Option<&'static str> {
     match loader.transpose().ok()? {
         None => Some("is statically linked"),
         Some(loader) if !loader.ends_with(LOADER) => Some("is for another C library than glibc"),
+        // The library is loaded into it, and sees none of its calls.
+        Some(_) if is_go(segments, endian, head) => Some("is a Go program, which calls the kernel by itself"),
         Some(_) => None,
     }
+}
+
+/// The owner of a note that the linker of Go leaves.
+const GO: &[u8] = b"Go";
+
+fn is_go(
+    segments: &[<FileHeader64<Endianness> as FileHeader>::ProgramHeader],
+    endian: Endianness,
+    head: &[u8],
+) -> bool {
+    segments.iter().any(|segment| {
+        let Ok(Some(mut notes)) = segment.notes(endian, head) else { return false };
+        std::iter::from_fn(|| notes.next().ok().flatten()).any(|note| note.name() == GO)
+    })
 }

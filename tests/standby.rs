@@ -95,6 +95,46 @@ fn mount_from_now_on(node: &Node) {
     node.hearth(&["move", "--to", "1"]);
 }
 
+/// A program that shows a title of its own in place of its arguments and environment, as PostgreSQL and Redis do, and that has a
+/// child in a session of its own. Both change the tree again and again.
+fn titled(node: &Node, number: u32, is_standby: bool) -> Job {
+    const SCRIPT: &str = "import ctypes, os, time
+library = ctypes.CDLL(None)
+for name, value in list(os.environ.items()):
+    library.setenv(name.encode(), value.encode(), 1)
+stat = open('/proc/self/stat').read().rsplit(')', 1)[1].split()
+begin, end = int(stat[47]), int(stat[48])
+ctypes.memset(begin, 0, end - begin)
+ready = os.pipe()
+child = os.fork()
+if child == 0:
+    os.setsid()
+path = os.environ['HEARTH_TREE'] + '/titled'
+open(path, 'a').close()
+if child == 0:
+    os.write(ready[1], b'1')
+else:
+    os.read(ready[0], 1)
+    print(os.getpid(), child, flush=True)
+while True:
+    time.sleep(0.005)
+    try:
+        os.utime(path)
+    except OSError:
+        pass";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["run", "--dir", node.dir(), "--node", &number.to_string()]);
+    command.args(is_standby.then_some("--standby")).args(["--", "python3", "-c", SCRIPT]);
+    command.stderr(File::create(said(node, number)).unwrap());
+    Job::of(command)
+}
+
+/// The numbers of the program's processes, once they have begun.
+fn both(job: &mut Job) -> Vec<u32> {
+    let line = job.line().unwrap();
+    line.split(' ').map(|number| number.parse().unwrap()).collect()
+}
+
 fn is_gone(pid: u32) -> bool {
     SystemHost.started(pid).is_none()
 }
@@ -159,6 +199,28 @@ fn a_program_is_gone_before_another_node_leads_though_the_daemon_hangs() {
     assert!(read_to_string(said(&node, 1)).unwrap().contains("another node may lead from now on"));
     daemon.go_on();
     until("node 1 follows", || node.statuses()[1]["chain"]["in_sync"] == serde_json::json!([1, 2]));
+}
+
+/// Neither its environment nor its process group says whose processes these are.
+#[test]
+fn no_process_of_a_program_that_shows_a_title_outlives_the_lead_of_its_node() {
+    let node = Node::several(2);
+    let (mut first, mut second) = (titled(&node, 1, true), standby(&node, 2));
+    let before = both(&mut first);
+    node.hearth(&["move", "--to", "2"]);
+    begun(&mut second);
+    assert!(before.iter().all(|pid| is_gone(*pid)), "{before:?} while node 2 led");
+    node.hearth(&["move", "--to", "1"]);
+    let before = both(&mut first);
+    let daemon = node.stop_process("node-1/serve.pid");
+    begun(&mut second);
+    assert!(before.iter().all(|pid| is_gone(*pid)), "{before:?} while node 2 led");
+    daemon.go_on();
+    until("node 1 follows", || node.statuses()[1]["chain"]["in_sync"] == serde_json::json!([1, 2]));
+    let mut plain = titled(&node, 2, false);
+    let before = both(&mut plain);
+    node.hearth(&["down", "--node", "2", "--hard"]);
+    assert!(before.iter().all(|pid| is_gone(*pid)), "{before:?} after their node was killed");
 }
 
 #[test]

@@ -324,12 +324,15 @@ fn of_another_processor() -> Vec<u8> {
     head
 }
 
-/// A program into which the library is not loaded would find nothing where the tree is.
+/// A program that the library does not reach would find nothing where the tree is.
 #[test]
 fn a_program_that_cannot_see_the_tree_is_told() {
     let node = Node::up();
     let source = node.dir.path().join("program.c");
-    fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    // The note of a program that Go's linker has made.
+    let go = r#"asm(".pushsection .note.go.buildid,\"a\",@note; .long 4,4,4; .asciz \"Go\\0\"; .long 0; .popsection");"#;
+    let text = format!("#ifdef GO\n{go}\n#endif\nint main(void) {{ return 0; }}\n");
+    fs::write(&source, text).unwrap();
     let built = |name: &str, flag: &str| {
         let program = node.dir.path().join(name).to_str().unwrap().to_owned();
         limited(&["cc", "-o", &program, flag], &[source.to_str().unwrap()]).expect_success();
@@ -350,6 +353,8 @@ fn a_program_that_cannot_see_the_tree_is_told() {
         assert!(warning.contains("hearth mount"), "{warning}");
     }
     assert_eq!(said(&usual), "");
+    let go = built("go", "-DGO");
+    assert!(said(&go).contains(&format!("{go} is a Go program")), "{}", said(&go));
     assert_eq!(said("true"), "", "found by PATH");
     for (name, contents, why) in [
         ("musl", with_loader(&fs::read(&usual).unwrap(), b"/lib/ld-musl-x86_64.so.1"), "another C library"),

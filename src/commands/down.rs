@@ -9,9 +9,9 @@ use crate::daemon_lock;
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::mountpoint;
-use crate::process::{Process, with_environment, with_mapping};
+use crate::process::{Process, descendants, with_environment, with_mapping};
 use crate::say::{self, quoted};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, getpid};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -156,6 +156,8 @@ fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
     // First the keeper, which would start a daemon again, then the daemon: later calls of programs have not happened,
     // as after a power cut.
     let keeper = Process::load(&cluster.keeper_pid_file(node));
+    // A program that has noticed that the daemon is gone has unmapped its log.
+    let mut programs = programs(node);
     if let Some(keeper) = &keeper {
         keeper.end(Signal::KILL, KILLED)?;
     }
@@ -171,8 +173,10 @@ fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
             process.end(Signal::KILL, KILLED)?;
         }
     }
-    let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
-    programs.extend(with_mapping(&node.pool.join("log-")));
+    programs.extend(self::programs(node));
+    let pids: Vec<Pid> = programs.iter().map(Process::raw).collect();
+    programs.extend(descendants(&pids));
+    programs.retain(|process| process.raw() != getpid());
     // It has unmapped its log when it has noticed that the daemon is gone, and would then wait for another daemon.
     programs.extend(mountpoint::gateway(cluster, node));
     any |= !programs.is_empty();
@@ -180,6 +184,14 @@ fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
         process.end(Signal::KILL, KILLED)?;
     }
     Ok(any)
+}
+
+/// Programs of a node, as far as this user may know. One that overwrites its environment, as those do that show a title of their
+/// own, is found while it uses the tree, or as the descendant of one that is found.
+fn programs(node: &Node) -> Vec<Process> {
+    let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
+    programs.extend(with_mapping(&node.pool.join("log-")));
+    programs
 }
 
 /// A node's daemon, also one that begins, and a keeper that began meanwhile.

@@ -3,6 +3,7 @@
 use super::Move;
 use super::mount::{UnmountResult, show_if_wanted, take_away};
 use super::run::ENVIRONMENT_STANDBY;
+use super::standby::STANDBY_NAME;
 use crate::chain::orders::{MoveOrder, order_move};
 use crate::chain::told::{ChainStatus, CopyTold, Role};
 use crate::chain::waiting::{Parts, until_leads, until_mounted};
@@ -10,7 +11,7 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::health::PATIENCE;
 use crate::mountpoint;
-use crate::process::has_variable;
+use crate::process::{descends_from, has_variable};
 use crate::say::{self, quoted};
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
@@ -186,8 +187,8 @@ impl Attached {
         let gateway = mountpoint::gateway(cluster, node).map(|process| process.pid().unsigned_abs());
         let pids = status.programs.iter().map(|program| program.pid);
         let alive = pids.filter(|pid| SystemHost.started(*pid).is_some() && Some(*pid) != gateway);
-        let (standbys, others): (Vec<u32>, Vec<u32>) =
-            alive.partition(|pid| has_variable(*pid, ENVIRONMENT_STANDBY));
+        let (standbys, others): (Vec<u32>, Vec<u32>) = alive
+            .partition(|pid| has_variable(*pid, ENVIRONMENT_STANDBY) || descends_from(*pid, STANDBY_NAME));
         Ok(Self { standbys: standbys.len(), others })
     }
 

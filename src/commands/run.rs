@@ -124,7 +124,7 @@ fn warn(program: &OsStr, cluster: &Cluster, node: &Node, at: &Path) -> Result<()
     }
     if let Some(why) = crate::program::cannot_see_the_tree(program) {
         say::aside(format_args!(
-            "hearth: warning: {why}, so the library is not loaded into it and it does not see the tree; hearth mount --dir {} \
+            "hearth: warning: {why}, so the library does not reach it and it does not see the tree; hearth mount --dir {} \
              shows it to every program",
             quoted(&cluster.dir)
         ));

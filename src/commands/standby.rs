@@ -1,7 +1,7 @@
 //! `hearth run --standby`: a program that runs where its node leads, and nowhere else at the same time.
 //!
 //! This process is the program's parent. It asks the daemon again and again whether the node leads, and until when that holds for
-//! certain; the program is killed, with its process group, before that time passes without a later answer. So a daemon that hangs
+//! certain; the program is killed, with all its descendants, before that time passes without a later answer. So a daemon that hangs
 //! does not matter: by the clock no other node leads before the program is gone. When only the daemon dies and is started again
 //! within the lease, the program goes on.
 //!
@@ -12,17 +12,22 @@
 use crate::chain::waiting::Lead;
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
+use crate::process::descendants;
 use crate::say;
-use ipc::{Host, SystemHost, Time};
+use ipc::{Host, SystemHost, Time, Word};
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, getppid, kill_process, kill_process_group, set_parent_process_death_signal,
+    Pid, Signal, WaitOptions, getpid, getppid, kill_process, kill_process_group, set_child_subreaper,
+    set_parent_process_death_signal, wait as wait_for_any,
 };
+use rustix::thread::set_name;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+use std::ffi::CString;
 use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -32,6 +37,11 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(20);
 /// The program is killed so long before another node may lead.
 const MARGIN: Duration = Duration::from_millis(10);
+/// How long descendants that were killed are waited for before that is told, and how often they are looked at.
+const KILLED: Duration = Duration::from_secs(2);
+const KILLED_LOOK: Duration = Duration::from_millis(2);
+/// The name of this process, by which `hearth move` knows that its descendants end when they are asked to.
+pub(super) const STANDBY_NAME: &str = "hearth-standby";
 /// Part of an exit code that stands for a signal.
 const SIGNALLED: i32 = 128;
 
@@ -71,6 +81,11 @@ struct Program {
 /// This user may not ask the node; no program can be started.
 pub(super) fn run(cluster: &Cluster, node: &Node, command: impl Fn() -> Result<Command>) -> Result<ExitCode> {
     let mut parent = Parent::new(cluster, node)?;
+    let cannot =
+        |why: Errno| Error::new(format!("cannot become the parent of all that the program starts: {why}"));
+    // A process that leaves the program's process group, and its parent, is still found.
+    set_child_subreaper(Some(getpid())).map_err(cannot)?;
+    set_name(&CString::new(STANDBY_NAME).expect("no zero byte")).map_err(cannot)?;
     loop {
         let until = parent.wait_until_served()?;
         parent.say(format!("node {} leads: starting the program", node.number));
@@ -165,15 +180,18 @@ impl<'a> Parent<'a> {
                 Ok(Event::Ended(how)) => {
                     let how = how.map_err(|why| Error::new(format!("cannot wait for the program: {why}")))?;
                     if program.was_asked && !self.is_ending {
+                        self.kill_rest();
                         self.say("the program has ended, as the lead moves".to_owned());
                         return Ok(None);
                     }
                     if !how.success()
                         && let Some(why) = self.why_it_leads_no_more(&program)?
                     {
+                        self.kill_rest();
                         self.say(format!("{why}: the program has ended ({how})"));
                         return Ok(None);
                     }
+                    self.tell_of_rest();
                     return Ok(Some(ExitCode::from(exit_code(how))));
                 }
                 Ok(Event::Signal(signal)) => {
@@ -234,15 +252,48 @@ impl<'a> Parent<'a> {
 
     fn kill(&mut self, program: &Program, why: &str) -> Result<Option<ExitCode>> {
         program.send(Signal::KILL);
+        for process in descendants(&[getpid()]) {
+            let _ = kill_process(process.raw(), Signal::KILL);
+        }
         loop {
             match self.events.recv().expect("this process holds a sender itself") {
                 Event::Ended(how) => {
                     let how = how.map_err(|why| Error::new(format!("cannot wait for the program: {why}")))?;
+                    self.kill_rest();
                     self.say(format!("{why}: the program was killed"));
                     return Ok(self.is_ending.then(|| ExitCode::from(exit_code(how))));
                 }
                 Event::Signal(signal) => self.is_ending |= [SIGTERM, SIGINT, SIGQUIT].contains(&signal),
             }
+        }
+    }
+
+    /// After the program is gone: kills its descendants, also those in process groups of their own, and returns when they are gone.
+    fn kill_rest(&mut self) {
+        let mut tell_at = Some(SystemHost.now().after(KILLED));
+        loop {
+            let rest = descendants(&[getpid()]);
+            let Some(first) = rest.first() else { break };
+            for process in &rest {
+                let _ = kill_process(process.raw(), Signal::KILL);
+            }
+            if tell_at.is_some_and(|at| SystemHost.now() >= at) {
+                tell_at = None;
+                self.say(format!("waiting until process {} ends, which the program started", first.pid()));
+            }
+            SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(KILLED_LOOK)));
+        }
+        // They have become children of this process.
+        while let Ok(Some(_)) = wait_for_any(WaitOptions::NOHANG) {}
+    }
+
+    /// The program has ended by itself: processes that it leaves behind continue without this process.
+    fn tell_of_rest(&mut self) {
+        if let Some(process) = descendants(&[getpid()]).first() {
+            self.say(format!(
+                "process {}, which the program started, goes on, and is not ended when another node leads",
+                process.pid()
+            ));
         }
     }
 
@@ -253,18 +304,28 @@ impl<'a> Parent<'a> {
             command.process_group(0);
         }
         let cannot = |why: std::io::Error| Error::new(format!("cannot start the program: {why}"));
-        let mut child: Child = command.spawn().map_err(cannot)?;
-        let pid = Pid::from_child(&child);
+        let pid = Pid::from_child(&command.spawn().map_err(cannot)?);
         let sender = self.sender.clone();
         let waits = move || {
             // The receiver is gone when this process ends.
-            let _ = sender.send(Event::Ended(child.wait()));
+            let _ = sender.send(Event::Ended(wait_for(pid)));
         };
         SystemHost.spawn("program", Box::new(waits)).map_err(|why| {
             let _ = kill_process(pid, Signal::KILL);
             Error::new(format!("cannot start a thread: {why}"))
         })?;
         Ok(Program { pid, has_group, until, was_asked: false })
+    }
+}
+
+/// Waits until a child is gone. Descendants of it that have become children meanwhile are waited for, too.
+fn wait_for(program: Pid) -> std::io::Result<ExitStatus> {
+    loop {
+        match wait_for_any(WaitOptions::empty()) {
+            Ok(Some((pid, how))) if pid == program => return Ok(ExitStatus::from_raw(how.as_raw())),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(why) => return Err(why.into()),
+        }
     }
 }
 
