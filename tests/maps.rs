@@ -37,6 +37,32 @@ fn compiled(node: &Node, name: &str) -> String {
     program
 }
 
+/// The commands of programs that create their ring by system calls of their own: in a library with which the program is
+/// linked, in one that it loads later, in one that it loads from the tree, and in the program itself.
+fn programs_with_inline_calls(node: &Node) -> [Vec<String>; 4] {
+    let source = |name: &str| format!("{}/tests/maps/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let (library, of_tree) = (format!("{}/liburing.so.2", node.dir()), node.path("liburing.so.2"));
+    let inline = source("inline");
+    let shared = ["-O1", "-shared", "-fPIC", "-Wl,-soname,liburing.so.2", "-o", &library, &inline];
+    limited(&["cc"], &shared).expect_success();
+    node.sh(&format!("cp {library} {of_tree}")).expect_success();
+    let build = |name: &str, with: &[&str]| {
+        let program = format!("{}/{name}", node.dir());
+        let rings = source("rings");
+        let all = [&["-O1", "-w", "-o", &program, &rings], with].concat();
+        limited(&["cc"], &all).expect_success();
+        vec![program, "io_uring".to_owned(), node.path("")]
+    };
+    let path = format!("-Wl,-rpath,{}", node.dir());
+    let later = build("later", &["-ldl"]);
+    [
+        build("linked", &["-DINLINE", &library, &path, "-ldl"]),
+        [later.clone(), vec![library.clone()]].concat(),
+        [later, vec![of_tree]].concat(),
+        build("contained", &["-DINLINE", &inline, "-ldl"]),
+    ]
+}
+
 /// Checks that the script came to its end: it made enough checks, and all of them held as POSIX says.
 fn all_right(printed: &str) {
     let asked = printed.strip_suffix(" asked\n").and_then(|asked| asked.parse::<u32>().ok());
@@ -230,18 +256,50 @@ fn rings_work_on_files_that_were_open_before_and_are_opened_later() {
 }
 
 #[test]
+fn rings_of_programs_with_inline_system_calls_work() {
+    let Some(node) = mounted() else { return };
+    for command in programs_with_inline_calls(&node) {
+        let kernel = tempfile::tempdir_in("/dev/shm").unwrap();
+        if !command[3..].iter().any(|library| library.starts_with(&node.path(""))) {
+            let mut there: Vec<&str> = command[1..].iter().map(String::as_str).collect();
+            there[1] = kernel.path().to_str().unwrap();
+            let there = limited(&[&command[0]], &there);
+            if there.status.code() == Some(2) {
+                println!("skipped: needs io_uring");
+                return end(&node);
+            }
+            there.expect_success();
+        }
+        let run: Vec<&str> = ["run", "--"].into_iter().chain(command.iter().map(String::as_str)).collect();
+        node.hearth(&run).expect_success();
+    }
+    end(&node);
+}
+
+#[test]
+fn without_a_mount_a_ring_by_inline_system_calls_is_refused_and_told() {
+    let node = Node::up();
+    for command in programs_with_inline_calls(&node) {
+        let run: Vec<&str> = ["run", "--"].into_iter().chain(command.iter().map(String::as_str)).collect();
+        let run = node.hearth(&run);
+        let told = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(2), "there is no ring: {command:?} {told}");
+        assert!(told.lines().count() == 1 && told.contains("io_uring cannot be used"), "{command:?} {told}");
+    }
+    node.hearth(&["down"]).expect_success();
+}
+
+#[test]
 fn without_a_mount_a_ring_is_refused_and_told() {
     let node = Node::up();
     let program = compiled(&node, "rings");
-    let run = node.hearth(&["run", "--", &program, "io_uring", &node.path("")]);
-    assert_eq!(run.status.code(), Some(2), "there is no ring");
-    let told = String::from_utf8(run.stderr).unwrap();
-    assert!(
-        told.lines().count() == 1 && told.contains("io_uring cannot be used, as the tree is not mounted"),
-        "{told}"
-    );
-    let run = node.hearth(&["run", "--", &program, "libaio", &node.path("")]);
-    assert!(run.status.code() == Some(1) && String::from_utf8_lossy(&run.stderr).contains("io_submit"));
+    for (kind, what) in [("io_uring", "io_uring"), ("libaio", "asynchronous IO (libaio)")] {
+        let run = node.hearth(&["run", "--", &program, kind, &node.path("")]);
+        assert_eq!(run.status.code(), Some(2), "there is no ring");
+        let told = String::from_utf8(run.stderr).unwrap();
+        let wanted = format!("{what} cannot be used, as the tree is not mounted");
+        assert!(told.lines().count() == 1 && told.contains(&wanted), "{told}");
+    }
 }
 
 /// Whether a command of this machine succeeds; says what is missing if not.

@@ -170,7 +170,8 @@ fn new_code(call: &Call, start: u64) {
     // SAFETY: the structure lives across the call.
     let bytes = unsafe { raw::try_call(libc::SYS_fstat, &arguments) }
         .map_or(0, |_| length.min(status.st_size.cast_unsigned().saturating_sub(offset)));
-    let is_file = flags & libc::MAP_ANONYMOUS as u64 == 0;
+    let kind = (libc::MAP_TYPE | libc::MAP_ANONYMOUS) as u64;
+    let is_file = flags & kind == libc::MAP_PRIVATE as u64;
     #[cfg(target_arch = "x86_64")]
     if crate::patch::calls_come_with(start, bytes, protection, is_file) {
         fork::note_unseen();

@@ -2,9 +2,9 @@
 //! does not concern the library costs a few nanoseconds and touches no register. All other calls continue in Rust.
 //!
 //! Like the kernel, the entry changes only rax, rcx and r11. It restores the flags, the general registers, and xmm0 to
-//! xmm15, which Rust code may use. It does not save the upper halves of the ymm registers: its only callers are libc
-//! and ld.so, which are compiled without AVX, and for their callers these halves are dead across a call. The
-//! trampolines reach the entry by `call`, with the red zone of the interrupted code already skipped.
+//! xmm15, which Rust code may use. It does not save the upper halves of the ymm registers: its callers are libc and
+//! ld.so, which are compiled without AVX, and for their callers these halves are dead across a call. The wide entry, for
+//! all other code, saves them, and what later processors have added to them. The trampolines reach the entry by `call`, with the red zone of the interrupted code already skipped.
 
 use crate::descriptors::{BITMAP, NUMBERS};
 use crate::dispatch::KINDS;
@@ -137,18 +137,68 @@ std::arch::global_asm!(
     after_clone = sym crate::fork::hearth_after,
 );
 
+std::arch::global_asm!(
+    ".text",
+    ".globl hearth_entry_wide", ".hidden hearth_entry_wide", ".type hearth_entry_wide, @function",
+    ".p2align 5",
+    "hearth_entry_wide:",
+    "pushfq",
+    "push rbp",
+    "mov rbp, rsp",
+    "sub rsp, {bytes}",
+    "and rsp, -64",
+    "mov r11, rax",
+    "mov rcx, rdx",
+    // The header of the area has to be zero.
+    "xor eax, eax",
+    ".irp n,0,1,2,3,4,5,6,7",
+    "mov [rsp + 512 + 8 * \\n], rax",
+    ".endr",
+    "mov eax, {parts}",
+    "xor edx, edx",
+    "xsave64 [rsp]",
+    "mov rax, r11",
+    "mov rdx, rcx",
+    "call hearth_entry",
+    "mov r11, rax",
+    "mov rcx, rdx",
+    "mov eax, {parts}",
+    "xor edx, edx",
+    "xrstor64 [rsp]",
+    "mov rax, r11",
+    "mov rdx, rcx",
+    "mov rsp, rbp",
+    "pop rbp",
+    "popfq",
+    "ret",
+    bytes = const WIDE_BYTES,
+    parts = const WIDE_PARTS,
+);
+
+/// The parts of a processor's state that the wide entry saves: SSE, AVX, and the three of AVX-512.
+const WIDE_PARTS: u32 = 1 << 1 | 1 << 2 | 1 << 5 | 1 << 6 | 1 << 7;
+/// Bytes of the area for them, at their fixed places, on every processor.
+const WIDE_BYTES: u32 = 2688;
+
+/// The position of the wide entry among the [`addresses`].
+pub const WIDE: u8 = 3;
+
 unsafe extern "C" {
     fn hearth_entry();
+    fn hearth_entry_wide();
     fn hearth_before_clone();
     fn hearth_after_clone();
 }
 
-/// The addresses that trampolines call: the common entry, and the entries before and after a clone.
-pub fn addresses() -> [u64; 3] {
+/// The addresses that trampolines call: the common entry, the entries before and after a clone, and the wide entry.
+pub fn addresses() -> [u64; 4] {
+    // A processor without `xsave` has no wide registers.
+    let is_wide = std::arch::is_x86_feature_detected!("xsave");
     [
         hearth_entry as *const () as u64,
         hearth_before_clone as *const () as u64,
         hearth_after_clone as *const () as u64,
+        if is_wide { hearth_entry_wide as *const () as u64 } else { hearth_entry as *const () as u64 },
     ]
 }
 
@@ -255,12 +305,14 @@ mod tests {
             let words = [1, 0, 0, first, 5, 6, 7, 8, 9, 10, 11, FLAGS];
             let before = Machine { words, vectors };
             let mut after = before.clone();
-            // SAFETY: the calls take no memory.
-            let result = unsafe { hearth_test_entry(&raw mut after, number, addresses()[0]) };
-            assert_eq!(result, expected, "{number}");
-            assert_eq!(after, before, "{number}");
+            for entry in [0, usize::from(WIDE)] {
+                // SAFETY: the calls take no memory.
+                let result = unsafe { hearth_test_entry(&raw mut after, number, addresses()[entry]) };
+                assert_eq!(result, expected, "{number}");
+                assert_eq!(after, before, "{number}");
+            }
         }
-        for entry in &addresses()[1..] {
+        for entry in &addresses()[1..3] {
             let before = Machine { words: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, FLAGS], vectors };
             let mut after = before.clone();
             // SAFETY: the entries before and after a clone do nothing for a number that is no clone.

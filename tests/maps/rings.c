@@ -1,7 +1,9 @@
-// Programs that let the kernel work on their descriptors: rings libaio|io_uring FOLDER. Ends with 0 if files that were
+// Programs that let the kernel work on their descriptors: rings libaio|io_uring FOLDER [LIBRARY]. The library, or a part of
+// the program, may create the ring by itself (inline.c). Ends with 0 if files that were
 // opened before and after the ring was made are written and read through it, and by calls meanwhile; 2 if this machine has
 // no such ring.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
@@ -34,8 +36,20 @@ static struct io_uring_params params;
 static char *queue, *answers;
 static struct io_uring_sqe *entries;
 
-static int make_ring(void) {
-    ring = syscall(SYS_io_uring_setup, 4, &params);
+#ifdef INLINE
+long inline_setup(unsigned, struct io_uring_params *);
+#else
+#define inline_setup NULL
+#endif
+
+static int make_ring(const char *library) {
+    long (*set_up)(unsigned, struct io_uring_params *) = inline_setup;
+    if (library) {
+        void *loaded = dlopen(library, RTLD_NOW);
+        MUST(loaded && (set_up = dlsym(loaded, "inline_setup")));
+    }
+    ring = set_up ? set_up(4, &params) : syscall(SYS_io_uring_setup, 4, &params);
+    MUST(ring > -1000);
     if (ring < 0) return 0;
     size_t queued = params.sq_off.array + params.sq_entries * 4;
     size_t answered = params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe);
@@ -66,7 +80,7 @@ int main(int count, char **words) {
     int before = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     MUST(before >= 0 && write(before, "by a call", 9) == 9);
     int second = dup(before), on_exec = fcntl(before, F_DUPFD_CLOEXEC, 100);
-    if (is_aio ? syscall(SYS_io_setup, 8, &context) : !make_ring()) return 2;
+    if (is_aio ? syscall(SYS_io_setup, 8, &context) : !make_ring(words[3])) return 2;
     long (*move)(int, int, void *, size_t, long) = is_aio ? aio : uring;
     int reads = is_aio ? IOCB_CMD_PREAD : IORING_OP_READ, writes = is_aio ? IOCB_CMD_PWRITE : IORING_OP_WRITE;
 

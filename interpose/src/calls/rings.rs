@@ -3,26 +3,29 @@
 use crate::dispatch::{Answer, Call, Refusal};
 use crate::local::local;
 use crate::mount::Errno;
-use crate::{descriptors, real, tell};
+use crate::{real, tell};
 
-/// `io_uring_setup`: refused without a mount, as on a kernel without io_uring.
-pub fn io_uring_setup(_call: &Call) -> Answer {
+/// `io_uring_setup`, and `io_setup` of libaio: refused without a mount, as on a kernel without them. Programs use other
+/// calls then; many of them repeat a request that fails for ever.
+fn set_up(what: &str) -> Answer {
     if local().borrowed().is_some() {
         return Err(Errno(libc::ENOSYS).into());
     }
     match real::begin() {
         Ok(()) => Err(Refusal::Pass),
         Err(_) => {
-            tell::needs_mount("io_uring cannot be used");
+            tell::needs_mount(what);
             Err(Errno(libc::ENOSYS).into())
         }
     }
 }
 
-/// `io_setup`: without a mount, requests on files of the tree get EBADF.
+/// `io_uring_setup`.
+pub fn io_uring_setup(_call: &Call) -> Answer {
+    set_up("io_uring cannot be used")
+}
+
+/// `io_setup`.
 pub fn io_setup(_call: &Call) -> Answer {
-    if local().borrowed().is_none() && real::begin().is_err() && descriptors::any() {
-        tell::needs_mount("asynchronous IO (io_submit) cannot be used on files of the tree");
-    }
-    Err(Refusal::Pass)
+    set_up("asynchronous IO (libaio) cannot be used")
 }

@@ -64,6 +64,17 @@ pub fn apply(library: &Library, plan: &Plan<'_>) -> Outcome {
     Outcome { patched: 0, left: all }
 }
 
+/// Stores another instruction of the length of a jump; false if the code cannot be made writable.
+pub fn replace(address: u64, instruction: [u8; JUMP_BYTES]) -> bool {
+    let mut bytes = [TRAP; WINDOW_BYTES_MAX];
+    bytes[..JUMP_BYTES].copy_from_slice(&instruction);
+    let store = Store { address, length: JUMP_BYTES as u64, bytes };
+    let from = address / PAGE * PAGE;
+    let length = (address + JUMP_BYTES as u64 - from).next_multiple_of(PAGE);
+    // SAFETY: one whole instruction of the program, in code that no other thread runs.
+    unsafe { write(from, length, &[store]) }
+}
+
 /// Memory that a 32-bit displacement reaches from the whole library.
 fn map_near(address: u64, bytes: u64) -> Option<u64> {
     const FIXED_NOREPLACE: i32 = 0x10_0000;

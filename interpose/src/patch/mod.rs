@@ -7,7 +7,9 @@
 //! - `cache` keeps plans in files, so that a start need not decode.
 //! - `apply` applies a plan: it writes trampolines within reach, then jumps.
 //! - `others` checks whether all other code leaves system calls to these two libraries; `searched` remembers the
-//!   programs for which that was found.
+//!   result for each program.
+//! - `rings` patches the calls of other code that create an `io_uring`: liburing of several distributions makes its calls
+//!   itself.
 //!
 //! Instructions whose call can never concern a file are not patched, and neither is `rt_sigreturn`. Any failure (no
 //! memory in reach, a policy against it) leaves the library unchanged; the symbols still work.
@@ -19,6 +21,7 @@ mod cache;
 mod image;
 mod others;
 mod plan;
+mod rings;
 mod searched;
 
 use crate::memory::{Buffer, Use};
@@ -28,19 +31,26 @@ use apply::Outcome;
 /// clones, that the library does not see.
 pub fn install() -> bool {
     let patches = patch();
-    patches.patched != 0 && patches.left == 0 && !others::any_calls()
+    let others = others::any_calls();
+    patches.patched != 0 && patches.left == 0 && !others
 }
 
-/// Whether code that has just been mapped executable may make calls that the library does not see. If it is writable,
-/// or is not from a file, its future contents are unknown, so it may.
+/// Patches code that has just been mapped executable, of which nothing has run yet. True if it may make calls that the
+/// library does not see. If it is writable, or is not a private mapping of a file, its future contents are unknown, so it
+/// may.
 pub fn calls_come_with(start: u64, bytes: u64, protection: u64, is_file: bool) -> bool {
     const CODE: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
     if protection & CODE != CODE || protection & libc::PROT_WRITE as u64 != 0 || !is_file {
         return true;
     }
     // Memory that cannot be read cannot be executed.
-    Buffer::new(start, bytes, Use::Source)
-        .is_ok_and(|code| code.with_source(|pieces| pieces.iter().any(|piece| others::has_call(piece))))
+    Buffer::new(start, bytes, Use::Source).is_ok_and(|code| {
+        code.with_source(|pieces| {
+            let with_calls = pieces.iter().filter(|piece| others::has_call(piece));
+            // SAFETY: no thread knows the new mapping.
+            with_calls.map(|piece| unsafe { rings::patch(piece) }).count() > 0
+        })
+    })
 }
 
 fn patch() -> Outcome {

@@ -1,5 +1,5 @@
-//! Checks the code that is not patched: everything except libc, ld.so and this library. The library does not see system
-//! calls, including clones, that this code makes by its own `syscall` instructions.
+//! Checks all other code than that of libc, ld.so and this library. The library does not see system calls, including
+//! clones, that this code makes by its own `syscall` instructions, except those that `rings` patches.
 //!
 //! The two bytes of a `syscall` are an instruction only if an instruction begins there, and x86 code can be decoded
 //! from any address. A decoder that starts at a wrong address is usually in step after a few instructions. So the code
@@ -8,7 +8,7 @@
 //! one of 100 such places, in a table within libcrypto's code. A wrong positive costs the process locks that it does
 //! not need.
 
-use super::{image, searched};
+use super::{image, rings, searched};
 use iced_x86::{Decoder, DecoderOptions};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
@@ -37,25 +37,46 @@ impl Object {
     }
 }
 
-/// Whether some loaded object makes system calls itself, or may do so.
+/// The result of the search of a program's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Some object has a system call.
+    pub calls: bool,
+    /// One of these calls creates an `io_uring`.
+    pub rings: bool,
+}
+
+impl Found {
+    fn of<'a>(code: impl Iterator<Item = &'a [u8]>) -> Self {
+        code.filter(|code| has_call(code)).fold(Self { calls: false, rings: false }, |found, code| Self {
+            calls: true,
+            rings: found.rings || rings::any(code),
+        })
+    }
+}
+
+/// Whether some loaded object makes system calls itself, or may do so. Patches those that create an `io_uring`.
 pub fn any_calls() -> bool {
     let mut objects: Vec<Object> = Vec::new();
     // SAFETY: the callback gets back the vector, which lives across the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut objects).cast()) };
-    if objects.iter().any(|object| object.is_unknown) {
-        return true;
-    }
     let code = || objects.iter().flat_map(|object| &object.code).map(|(_, code)| *code);
     let is_large = code().map(<[u8]>::len).sum::<usize>() >= searched::BYTES_MIN;
     let program = if is_large { searched::Program::of(&objects) } else { None };
-    if let Some(found) = program.as_ref().and_then(searched::Program::found) {
-        return found;
+    let found = program.as_ref().and_then(searched::Program::found).unwrap_or_else(|| {
+        let found = Found::of(code());
+        if let Some(program) = program {
+            program.remember(found);
+        }
+        found
+    });
+    if found.rings && super::threads() == Some(1) {
+        code().for_each(|code| {
+            // SAFETY: the code is that of a loaded object, and no other thread exists that could run it.
+            unsafe { rings::patch(code) }
+        });
     }
-    let found = code().any(has_call);
-    if let Some(program) = program {
-        program.remember(found);
-    }
-    found
+    found.calls || objects.iter().any(|object| object.is_unknown)
 }
 
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, found: *mut c_void) -> c_int {
@@ -111,28 +132,38 @@ unsafe fn object(info: &libc::dl_phdr_info) -> Object {
 
 /// Whether there is a `syscall` in the code.
 pub fn has_call(code: &[u8]) -> bool {
-    (0..code.len()).step_by(BLOCK_BYTES).any(|start| {
+    places(code, SYSCALL).any(|at| reached(code, at) > 0)
+}
+
+/// The places of two bytes in the code.
+pub fn places(code: &[u8], wanted: [u8; 2]) -> impl Iterator<Item = usize> {
+    (0..code.len()).step_by(BLOCK_BYTES).flat_map(move |start| {
         let block = &code[start..code.len().min(start + BLOCK_BYTES + 1)];
         // Without a branch, so that the compiler vectorizes it.
         let near = block.iter().zip(&block[1..]).fold(0, |hit: u8, (one, next)| {
-            hit | (u8::from(*one == SYSCALL[0]) & u8::from(*next == SYSCALL[1]))
+            hit | (u8::from(*one == wanted[0]) & u8::from(*next == wanted[1]))
         });
-        near != 0
-            && block
-                .windows(2)
-                .enumerate()
-                .any(|(index, two)| two == SYSCALL && is_instruction(code, start + index))
+        let block = if near == 0 { &[] } else { block };
+        let here = move |(index, two): (usize, &[u8])| (two == wanted).then_some(start + index);
+        block.windows(2).enumerate().filter_map(here)
     })
 }
 
-fn is_instruction(code: &[u8], at: usize) -> bool {
-    BEFORE.map(|before| at.saturating_sub(before)).any(|from| {
-        let mut decoder = Decoder::new(64, &code[from..], DecoderOptions::NONE);
+/// Whether an instruction begins there, by most of the decodings.
+pub fn is_instruction(code: &[u8], at: usize) -> bool {
+    2 * reached(code, at) > BEFORE.len()
+}
+
+/// How many of the decodings that start before a place reach it.
+fn reached(code: &[u8], at: usize) -> usize {
+    let reaches = |from: &usize| {
+        let mut decoder = Decoder::new(64, &code[*from..], DecoderOptions::NONE);
         while from + decoder.position() < at {
             let _ = decoder.decode();
         }
         from + decoder.position() == at
-    })
+    };
+    BEFORE.map(|before| at.saturating_sub(before)).filter(reaches).count()
 }
 
 #[cfg(test)]

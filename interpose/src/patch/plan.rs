@@ -255,9 +255,9 @@ fn movable_after(after: &[Instruction], targets: &Targets) -> bool {
 
 /// A trampoline under construction.
 #[derive(Default)]
-struct Assembler {
-    code: Vec<u8>,
-    fixups: Vec<Fixup>,
+pub(super) struct Assembler {
+    pub(super) code: Vec<u8>,
+    pub(super) fixups: Vec<Fixup>,
 }
 
 impl Assembler {
@@ -273,7 +273,7 @@ impl Assembler {
     }
 
     /// Appends a call of an entry, with the red zone skipped.
-    fn enter(&mut self, entry: u8) {
+    pub(super) fn enter(&mut self, entry: u8) {
         self.bytes(&[0x48, 0x8d, 0x64, 0x24, 0x80]);
         self.bytes(&[0xff, 0x15]);
         self.field(FixupTarget::Entry(entry));
@@ -313,13 +313,18 @@ impl Assembler {
         self.bytes(&other.code);
     }
 
-    fn jump(&mut self, to: u64) {
+    pub(super) fn jump(&mut self, to: u64) {
         self.bytes(&[0xe9]);
         self.field(FixupTarget::Library(to));
     }
 
     /// Appends an instruction of the window; `None` if it cannot run at another address.
-    fn moved(&mut self, instruction: &Instruction, bytes: &[u8], decoder: &Decoder<'_>) -> Option<()> {
+    pub(super) fn moved(
+        &mut self,
+        instruction: &Instruction,
+        bytes: &[u8],
+        decoder: &Decoder<'_>,
+    ) -> Option<()> {
         let branch = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
         if branch {
             match instruction.flow_control() {

@@ -1,5 +1,4 @@
-//! Whether `others` has found a system call in the code of a program: a table in the user's cache folder, so that the code of
-//! a large program is searched at its first start only. A compiler has 20 to 100 MB of code.
+//! Results of `others` for the code of programs: a table in the user's cache folder, so that the code of a large program is searched at its first start only. A compiler has 20 to 100 MB of code.
 //!
 //! The key of a program contains for each of its objects the build id, the file (device, inode, size, times) and the
 //! place of the code. If a file changes, so does the key. An object without a build id (those of Rust's toolchains have
@@ -9,7 +8,7 @@
 //! can write it.
 
 use super::cache::{HASH_BEGIN, folder, hash, hash_word, make_folder, trusted_bytes};
-use super::others::Object;
+use super::others::{Found, Object};
 use crate::raw;
 use std::cell::OnceCell;
 use std::ffi::{CStr, CString};
@@ -18,7 +17,13 @@ use std::ops::Range;
 /// Less code than this is searched at each start.
 pub const BYTES_MIN: usize = 256 << 10;
 /// Changes whenever the search does.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
+/// The possible results.
+const RESULTS: [Found; 3] = [
+    Found { calls: false, rings: false },
+    Found { calls: true, rings: false },
+    Found { calls: true, rings: true },
+];
 const PLACES: u64 = 4096;
 const PLACE_BYTES: usize = 16;
 /// Bytes of the list of mappings that are read at once, and at most.
@@ -59,37 +64,38 @@ impl Program {
         self.key[0] % PLACES * PLACE_BYTES as u64
     }
 
-    /// The key, with the result in the last bit.
-    fn entry(&self, found: bool) -> [u8; PLACE_BYTES] {
+    /// The key, with the result in the last two bits.
+    fn entry(&self, found: Found) -> [u8; PLACE_BYTES] {
+        let result = u64::from(found.calls) | u64::from(found.rings) << 1;
         let mut entry = [0; PLACE_BYTES];
         entry[..8].copy_from_slice(&self.key[0].to_le_bytes());
-        entry[8..].copy_from_slice(&(self.key[1] & !1 | u64::from(found)).to_le_bytes());
+        entry[8..].copy_from_slice(&(self.key[1] & !3 | result).to_le_bytes());
         entry
     }
 
-    /// Whether an earlier search found a system call; none if there was no search.
-    pub fn found(&self) -> Option<bool> {
+    /// The result of an earlier search; none if there was no search.
+    pub fn found(&self) -> Option<Found> {
         self.found_in(folder()?)
     }
 
-    fn found_in(&self, folder: Vec<u8>) -> Option<bool> {
+    fn found_in(&self, folder: Vec<u8>) -> Option<Found> {
         let mut entry = [0; PLACE_BYTES];
         let read = with_table(folder, libc::O_RDONLY, |fd| raw::read_at(fd, &mut entry, self.offset()).ok());
         // A place that was never used contains zeros.
         if read != Some(PLACE_BYTES) || entry == [0; PLACE_BYTES] {
             return None;
         }
-        [false, true].into_iter().find(|found| entry == self.entry(*found))
+        RESULTS.into_iter().find(|found| entry == self.entry(*found))
     }
 
     /// Stores the result of a search, and ignores failures.
-    pub fn remember(&self, found: bool) {
+    pub fn remember(&self, found: Found) {
         if let Some(folder) = folder() {
             self.remember_in(folder, found);
         }
     }
 
-    fn remember_in(&self, folder: Vec<u8>, found: bool) {
+    fn remember_in(&self, folder: Vec<u8>, found: Found) {
         if let Ok(folder) = CString::new(folder.clone()) {
             make_folder(&folder);
         }
@@ -215,7 +221,7 @@ mod tests {
         let program = || Program::of(&[object(&one, Some(vec![1])), object(&two, Some(vec![2]))]).unwrap();
         let first = program();
         assert_eq!(first.found_in(cache()), None);
-        for found in [true, false] {
+        for found in RESULTS {
             first.remember_in(cache(), found);
             assert_eq!((first.found_in(cache()), program().found_in(cache())), (Some(found), Some(found)));
         }
