@@ -4,7 +4,8 @@
 //! Like the kernel, the entry changes only rax, rcx and r11. It restores the flags, the general registers, and xmm0 to
 //! xmm15, which Rust code may use. It does not save the upper halves of the ymm registers: its callers are libc and
 //! ld.so, which are compiled without AVX, and for their callers these halves are dead across a call. The wide entry, for
-//! all other code, saves them, and what later processors have added to them. The trampolines reach the entry by `call`, with the red zone of the interrupted code already skipped.
+//! all other code, saves them, and what later processors have added to them. The trampolines reach the entry by `call`,
+//! with the red zone of the interrupted code already skipped.
 
 use crate::descriptors::{BITMAP, NUMBERS};
 use crate::dispatch::KINDS;

@@ -1,4 +1,5 @@
-//! Results of `others` for the code of programs: a table in the user's cache folder, so that the code of a large program is searched at its first start only. A compiler has 20 to 100 MB of code.
+//! Results of `others` for the code of programs: a table in the user's cache folder, so that the code of a large program is
+//! searched at its first start only. A compiler has 20 to 100 MB of code.
 //!
 //! The key of a program contains for each of its objects the build id, the file (device, inode, size, times) and the
 //! place of the code. If a file changes, so does the key. An object without a build id (those of Rust's toolchains have
