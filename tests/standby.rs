@@ -223,6 +223,17 @@ fn no_process_of_a_program_that_shows_a_title_outlives_the_lead_of_its_node() {
     assert!(before.iter().all(|pid| is_gone(*pid)), "{before:?} after their node was killed");
 }
 
+/// When another node leads, no process would end them.
+#[test]
+fn a_parent_that_is_told_to_end_leaves_no_process_of_its_program() {
+    let node = Node::several(2);
+    let mut parent = titled(&node, 1, true);
+    let before = both(&mut parent);
+    parent.signal(Signal::TERM);
+    assert_eq!(parent.wait().code(), Some(143));
+    assert!(before.iter().all(|pid| is_gone(*pid)), "{before:?}");
+}
+
 #[test]
 fn a_program_that_waits_for_a_cluster_that_is_removed_ends() {
     let node = Node::several(2);

@@ -191,6 +191,10 @@ impl<'a> Parent<'a> {
                         self.say(format!("{why}: the program has ended ({how})"));
                         return Ok(None);
                     }
+                    if program.was_asked || self.is_ending {
+                        // This process guards nothing any more.
+                        self.kill_rest();
+                    }
                     self.tell_of_rest();
                     return Ok(Some(ExitCode::from(exit_code(how))));
                 }
@@ -213,7 +217,7 @@ impl<'a> Parent<'a> {
     fn why_it_leads_no_more(&mut self, program: &Program) -> Result<Option<String>> {
         let number = self.node.number;
         while !self.is_ending {
-            match Lead::ask(self.cluster, self.node, PATIENCE)? {
+            match Lead::ask(self.cluster, self.node, PATIENCE.min(program.left().max(MARGIN / 2)))? {
                 Lead::Serves(_) => break,
                 Lead::Gives(_, other) | Lead::Other(other) => {
                     return Ok(Some(format!("node {other} leads, not node {number}")));
@@ -223,7 +227,8 @@ impl<'a> Parent<'a> {
                 }
                 Lead::Begins(_) | Lead::Unknown(_) => {}
             }
-            if let Ok(Event::Signal(signal)) = self.next_until(SystemHost.now().after(LOOK)) {
+            let next = SystemHost.now().after(LOOK.min(program.left() / 3));
+            if let Ok(Event::Signal(signal)) = self.next_until(next) {
                 self.is_ending |= [SIGTERM, SIGINT, SIGQUIT].contains(&signal);
             }
         }
