@@ -191,11 +191,11 @@ impl<'a> Parent<'a> {
                         self.say(format!("{why}: the program has ended ({how})"));
                         return Ok(None);
                     }
-                    if program.was_asked || self.is_ending {
+                    match program.was_asked || self.is_ending {
                         // This process guards nothing any more.
-                        self.kill_rest();
+                        true => self.kill_rest(),
+                        false => self.tell_of_rest(),
                     }
-                    self.tell_of_rest();
                     return Ok(Some(ExitCode::from(exit_code(how))));
                 }
                 Ok(Event::Signal(signal)) => {
@@ -274,14 +274,13 @@ impl<'a> Parent<'a> {
     }
 
     /// After the program is gone: kills its descendants, also those in process groups of their own, and returns when they are gone.
+    /// Those that this user may not kill are told, and go on.
     fn kill_rest(&mut self) {
         let mut tell_at = Some(SystemHost.now().after(KILLED));
         loop {
-            let rest = descendants(&[getpid()]);
+            let mut rest = descendants(&[getpid()]);
+            rest.retain(|process| kill_process(process.raw(), Signal::KILL) != Err(Errno::PERM));
             let Some(first) = rest.first() else { break };
-            for process in &rest {
-                let _ = kill_process(process.raw(), Signal::KILL);
-            }
             if tell_at.is_some_and(|at| SystemHost.now() >= at) {
                 tell_at = None;
                 self.say(format!("waiting until process {} ends, which the program started", first.pid()));
@@ -290,9 +289,10 @@ impl<'a> Parent<'a> {
         }
         // They have become children of this process.
         while let Ok(Some(_)) = wait_for_any(WaitOptions::NOHANG) {}
+        self.tell_of_rest();
     }
 
-    /// The program has ended by itself: processes that it leaves behind continue without this process.
+    /// Processes that the program leaves behind continue without this process.
     fn tell_of_rest(&mut self) {
         if let Some(process) = descendants(&[getpid()]).first() {
             self.say(format!(
