@@ -191,6 +191,9 @@ pub enum Routed {
 /// [`dispatch`] for a call of kind 1 (see [`KINDS`]) whose first argument is a descriptor of ours.
 #[inline]
 pub fn dispatch_ours(call: &Call) -> Routed {
+    if fork::is_beside() {
+        return refuse_beside(call);
+    }
     let row = &ROWS[usize::from(INDEX[call.number]) - 1];
     match row.treatment {
         Treatment::File(argument, _) if real::is_on() && !is_unchanged(call, argument) => Routed::Kernel,
@@ -207,7 +210,14 @@ fn serves() -> bool {
 
 /// Decides whether a call concerns a file of ours, and if so serves it.
 pub fn dispatch(call: &Call) -> Routed {
-    if call.number >= KINDS_COUNT || KINDS[call.number] == 0 || !serves() {
+    if call.number >= KINDS_COUNT || KINDS[call.number] == 0 {
+        return Routed::Kernel;
+    }
+    // Before the thread's own state, which is that of a thread of the parent.
+    if fork::is_beside() {
+        return refuse_beside(call);
+    }
+    if !serves() {
         return Routed::Kernel;
     }
     let row = &ROWS[usize::from(INDEX[call.number]) - 1];
@@ -249,9 +259,6 @@ const WALKS_MAX: u32 = 40;
 
 /// Runs a row's function inside, until its answer is not due to a signal.
 fn serve(call: &Call, name: &str, function: fn(&Call) -> Answer) -> Routed {
-    if fork::is_beside() {
-        return refuse_beside(call);
-    }
     let local = local();
     let (mut restarts, mut walks) = (RESTARTS_MAX, WALKS_MAX);
     loop {
@@ -300,7 +307,8 @@ fn refuse_beside(call: &Call) -> Routed {
     // In its own table, the number may be another file's by now.
     let is_placeholder = |argument: u8| {
         let flags = raw::fcntl(call.int(usize::from(argument)), libc::F_GETFL, 0);
-        is_ours(call, argument) && flags.is_ok_and(|flags| flags & libc::O_PATH as u64 != 0)
+        descriptors::is_ours(call.int(usize::from(argument)))
+            && flags.is_ok_and(|flags| flags & libc::O_PATH as u64 != 0)
     };
     let passes = match treatment {
         _ if matches!(call.number, CLOSE | CLOSE_RANGE) => !fork::shares_numbers(),

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 static SEEN: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 const PAGE: usize = 4096;
 /// The process whose memory this is, after it has created a process beside it; 0 before.
-static SERVED: AtomicI32 = AtomicI32::new(0);
+pub static SERVED: AtomicI32 = AtomicI32::new(0);
 /// The other process may have the same descriptors (CLONE_FILES).
 static SHARES_NUMBERS: AtomicBool = AtomicBool::new(false);
 /// [`crate::local::Local::cloning`]: the clone in progress creates a child in this thread's memory.
