@@ -1,10 +1,10 @@
 //! The ends of files as the kernel knows them.
 //!
-//! A read beyond the end that the kernel knows first asks for attributes (GETATTR with the open file). The thread that
-//! asked uses the size in the answer, unless a notification about the inode arrived meanwhile, or another program is
-//! extending the file. The read would then stop at the old end, although bytes after it were written long before. For
-//! the same reason the kernel may still have the old end after an open, and then an access to a mapping behind it is a
-//! SIGBUS. So the gateway stores the last byte of the file into the kernel's pages before it answers such a request:
+//! A read beyond the end that the kernel knows first asks for attributes (GETATTR with the open file). The kernel ignores
+//! the size in the answer if a notification about the inode, or an answer to another thread, arrived meanwhile, or if
+//! another program is extending the file. The read would then stop at the old end, although bytes after it were written
+//! long before. For the same reason the kernel may still have the old end after an open, whether or not it has asked for
+//! attributes, and then an access to a mapping behind it is a SIGBUS. So the gateway stores the last byte of the file into the kernel's pages before it answers such a request:
 //! this extends the file at once, whatever happens to the answer. A file that became shorter needs no such step, because
 //! the answer to the READ shows its end.
 
@@ -13,6 +13,7 @@ use crate::pages::PAGE_BYTES;
 use crate::recalls::Repair;
 use crate::reply::Reply;
 use format::InodeNumber;
+use format::record::FileType;
 use ipc::{Host, Lock};
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -80,7 +81,7 @@ impl Gateway {
     /// Makes sure that the kernel knows the last page of a file that is being opened and may be mapped. If the engine
     /// fails, the requests that follow fail too.
     pub(crate) fn tell_end(&self, handle: Handle, attributes: &Attributes, reply: &mut Reply) {
-        let inode = attributes.inode;
+        let Attributes { inode, file_type: FileType::Regular, .. } = *attributes else { return };
         let knows =
             |size: u64| self.ends.reaches(inode, size.saturating_sub(1) / PAGE_BYTES * PAGE_BYTES + 1);
         if !self.caches || attributes.size == 0 || !self.nodes.knows(inode) || knows(attributes.size) {

@@ -64,12 +64,10 @@ impl Gateway {
             self.engine.open(&caller, node(header), access_of(fields.flags), false)?
         };
         let is_writer = self.count_writer(handle, &attributes, access_of(fields.flags))?;
-        // An open file that may be mapped, while another program of the mount may be extending it.
-        if self.units.writers(attributes.inode) > u32::from(is_writer) {
-            // An open by a token waits for no creation where its name is looked up: it holds the directory.
-            self.wait_for_creations(attributes.inode);
-            self.tell_end(handle, &attributes, reply);
-        }
+        // The file may be mapped. An open by a token waits for no creation where its name is looked up: it holds the
+        // directory.
+        self.wait_for_creations(attributes.inode);
+        self.tell_end(handle, &attributes, reply);
         self.opened(handle, &attributes, (caller, is_writer), reply)
     }
 
@@ -172,6 +170,10 @@ impl Gateway {
             true => attributes,
             false => self.attributes_for_creation(node(header), name.bytes(), (handle, attributes)),
         };
+        if !is_new {
+            // While a program of the mount extends the file, the kernel ignores the size in this answer too.
+            self.tell_end(handle, &attributes, reply);
+        }
         // The kernel would accept the attributes of an existing file even if it was told meanwhile to drop them.
         self.tell(&attributes, directory, is_new, reply);
         self.opened(handle, &attributes, (caller, is_writer), reply)

@@ -66,6 +66,38 @@ fn the_kernel_has_the_last_byte_of_a_file_that_is_open_for_writing_only() {
     around.gateway.end_recalls();
 }
 
+/// A mapping behind the end that the kernel knows would be a SIGBUS: it gets the last byte before an open is answered, also
+/// if no program of the mount has the file open.
+#[test]
+fn the_kernel_has_the_last_byte_of_a_file_that_grew_elsewhere_when_it_is_opened() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let (EntryOut { node, .. }, first) = around.create(b"file");
+    around.release(node, first);
+    let access = vfs::engine::Access { read: true, write: true };
+    let (elsewhere, _) =
+        around.gateway.engine.open(&Caller::ROOT, InodeNumber::new(node), access, false).unwrap();
+    let append = |bytes: &[u8]| {
+        around.recall(node);
+        let written = around.gateway.engine.write(&Caller::ROOT, elsewhere, At::End, &[IoSlice::new(bytes)]);
+        assert_eq!(written.unwrap().bytes, bytes.len());
+    };
+    append(b"longer");
+    let reader = around.open(node, libc::O_RDONLY);
+    assert_eq!(stored(&around), [(5, b"r".to_vec())]);
+    let again = around.open(node, libc::O_RDWR);
+    assert_eq!(stored(&around), [], "the kernel has it");
+    append(&[b'x'; 5000]);
+    // Another program has created the file since the kernel looked its name up.
+    let created = around.create_with(b"file", libc::O_RDWR).1;
+    assert_eq!(stored(&around), [(5005, b"x".to_vec())]);
+    for handle in [reader, again, created] {
+        around.release(node, handle);
+    }
+    around.gateway.engine.close(elsewhere);
+    around.gateway.end_recalls();
+}
+
 /// All ways in which the kernel learns that the file is shorter.
 #[test]
 fn a_file_that_was_cut_and_grows_again_has_its_last_byte_stored_again() {
