@@ -8,6 +8,7 @@
 //! DIR/node-1/control    where `hearth status` asks
 //! DIR/node-1/serve.pid  its daemon, once it serves
 //! DIR/node-1/serve.lock held by its keeper and its daemon, also one that begins ([`crate::daemon_lock`])
+//! DIR/node-1/standby.lock held by the parents of standby programs ([`crate::standby_lock`])
 //! DIR/node-1/keeper.pid its keeper, which starts the daemon again when it dies
 //! DIR/node-1/serve.log  what both say
 //! DIR/node-1/pool-made  that there is a pool: an empty folder is one that was lost

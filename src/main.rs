@@ -29,6 +29,7 @@ mod programs;
 mod say;
 mod settings;
 mod spare;
+mod standby_lock;
 mod status;
 mod sustained;
 mod syncs;

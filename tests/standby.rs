@@ -85,6 +85,31 @@ fn mapped(job: &mut Job) -> u32 {
     job.line().unwrap().parse().unwrap()
 }
 
+/// A program at a node that never uses the tree, so it has no session. When it is told to end it says so, and ends with its input.
+fn idle(node: &Node, number: u32) -> Job {
+    const SCRIPT: &str = "import os, signal, sys
+def asked(*_):
+    print('asked', flush=True)
+    sys.stdin.read()
+    os._exit(0)
+signal.signal(signal.SIGTERM, asked)
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["run", "--dir", node.dir(), "--node", &number.to_string(), "--standby"]);
+    command.args(["--", "python3", "-c", SCRIPT]).current_dir("/");
+    command.stderr(File::create(said(node, number)).unwrap());
+    Job::of(command)
+}
+
+/// A move that is being made.
+fn moving(node: &Node, rest: &[&str]) -> Job {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["move", "--dir", node.dir()]).args(rest);
+    Job::of(command)
+}
+
 /// Node 1 leads and is mounted when this returns, and each node that leads later is mounted, too.
 fn mount_from_now_on(node: &Node) {
     node.hearth(&["down"]);
@@ -165,6 +190,41 @@ fn a_program_follows_the_lead() {
     until_said(&node, 2, "waiting until node 2 leads: it is down");
     second.signal(Signal::TERM);
     assert_eq!(second.wait().signal(), Some(15));
+}
+
+/// The daemon does not know of a program without a session; its parent holds a lock.
+#[test]
+fn the_lead_moves_when_a_program_that_has_not_used_the_tree_has_ended() {
+    let node = Node::several(2);
+    let (mut first, mut second) = (idle(&node, 1), standby(&node, 2));
+    let one: u32 = first.line().unwrap().parse().unwrap();
+    assert_eq!(node.status()["programs"], serde_json::json!([]), "it has no session");
+    let mut command = moving(&node, &["--to", "2"]);
+    first.expect("asked");
+    assert!(leads(&node, 1) && command.is_running() && !is_gone(one));
+    assert_eq!(node.status()["chain"]["moving_to"], 2);
+    first.end_input();
+    assert_eq!(command.wait().code(), Some(0));
+    begun(&mut second);
+    assert!(is_gone(one));
+    until_said(&node, 1, "waiting until node 1 leads: node 2 does");
+    assert!(!read_to_string(said(&node, 1)).unwrap().contains("killed"));
+}
+
+#[test]
+fn a_program_without_a_session_that_does_not_end_keeps_the_lead_or_is_killed_before_it_moves() {
+    let node = Node::several(2);
+    let (mut first, mut second) = (idle(&node, 1), standby(&node, 2));
+    let one: u32 = first.line().unwrap().parse().unwrap();
+    let refused = node.try_hearth(&["move", "--to", "2", "--grace", "1"]);
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure(&format!("standby programs run (process {})", first.pid()));
+    first.expect("asked");
+    assert!(leads(&node, 1) && !is_gone(one));
+    node.hearth(&["move", "--to", "2", "--grace", "1", "--force"]);
+    begun(&mut second);
+    assert!(is_gone(one));
+    until_said(&node, 1, "the lead moves to node 2: the program was killed");
 }
 
 #[test]

@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::key;
 use crate::process::Process;
 use crate::say::quoted;
+use crate::standby_lock::StandbyLock;
 use cluster::{Place, Remote, SOCKET_NAME};
 use format::NodeId;
 use ipc::socket::Listener;
@@ -40,6 +41,7 @@ pub struct Begun {
     pub node: Node,
     pub chain: ChainSettings,
     pub standby: Standby,
+    pub standby_programs: StandbyLock,
 }
 
 /// Runs the daemon until it ends.
@@ -149,13 +151,14 @@ fn begin(
     let pool = standby.pool().ok_or_else(|| Error::new("the standby has no pool"))?;
     let id = NodeId::new(node.number);
     standby.start().map_err(of_daemon("start"))?;
+    let standby_programs = StandbyLock::open(cluster, node)?;
     let secret = key::read(&key_file(&cluster.dir))?;
     let remedy = without_room(cluster, node);
     let links = Links::open(chain.address, &secret, id, (&standby, remedy))?;
     let socket = folder(&cluster.dir).join(SOCKET_NAME);
     let manager = Arc::new(Remote::at(host, Place::Socket(socket)));
     let (cluster, node, chain) = (cluster.clone(), node.clone(), *chain);
-    let begun = Begun { cluster, node, chain, standby };
+    let begun = Begun { cluster, node, chain, standby, standby_programs };
     let listener = StandbyListener::open(listener)?;
     Ok(Member::new(Parts { begun, medium, pool, links, listener, manager, ends }))
 }

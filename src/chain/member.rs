@@ -13,6 +13,7 @@ use super::head::{Head, Turn};
 use super::links::Links;
 use super::settings::NODES_MAX;
 use super::standby_listener::StandbyListener;
+use super::step_down::LeadMove;
 use super::told::{ChainStatus, Role, TakeOver};
 use crate::cluster::MediumKind;
 use crate::commands::daemon::{
@@ -91,8 +92,7 @@ pub(super) struct Now {
     pub(super) beginning: Option<Time>,
     pub(super) take_over: Option<TakeOver>,
     pub(super) waits: Option<String>,
-    /// The node to which it is about to give the lead.
-    pub(super) moving: Option<u32>,
+    pub(super) moving: Option<LeadMove>,
     /// It leads, and its tree is being mounted.
     mounting: bool,
     pub(super) failure: Option<OwnFailure>,
@@ -492,9 +492,11 @@ impl Member {
         let valid_until = self.now.lock().membership.as_ref().and_then(|membership| membership.valid_until());
         let (membership, head, beginning, chain) = {
             let now = self.now.lock();
-            let (take_over, waits, moving_to) = (now.take_over.clone(), now.waits.clone(), now.moving);
-            let mounting = now.mounting;
-            let chain = ChainStatus { take_over, waits, moving_to, mounting, ..ChainStatus::default() };
+            let (take_over, waits, mounting) = (now.take_over.clone(), now.waits.clone(), now.mounting);
+            let chain = ChainStatus { take_over, waits, mounting, ..ChainStatus::default() };
+            let moving_to = now.moving.map(|moving| moving.to);
+            let moving_now = now.moving.is_some_and(|moving| moving.at_once);
+            let chain = ChainStatus { moving_to, moving_now, ..chain };
             (now.membership.clone(), now.head.clone(), now.beginning, chain)
         };
         let own_failure = self.own_failure(head.as_deref());

@@ -1,12 +1,14 @@
 //! A planned move: the node that leads gives the lead to a copy, and is a copy itself from then on.
 //!
-//! Guarantees: before it asks the manager, the node serves no client any more, and every copy in sync has all its data.
+//! Guarantees: before it asks the manager, no standby program runs at the node, whether it has used the tree or not
+//! ([`crate::standby_lock`]), the node serves no client any more, and every copy in sync has all its data.
 //! So the next head has this node as a copy from its first entry on. If the manager refuses, or its answer is lost, a
 //! view shows which node leads; if that is this node, it leads again, as after a restart.
 
 use super::head::Head;
 use super::member::{Member, PROPOSE, end_at_once};
 use super::orders::MoveOrder;
+use crate::standby_lock::{NoStandbyPrograms, StandbyLock};
 use cluster::{Change, Membership, Party, Path, Subtree};
 use format::{ChangeNumber, NodeId};
 use ipc::sync::Ordering;
@@ -17,11 +19,22 @@ use tracing::{info, warn};
 
 /// How often it is looked whether programs have ended.
 const LOOK: Duration = Duration::from_millis(2);
+/// How long standby programs that are killed may take to be gone.
+const KILLED: Duration = Duration::from_secs(5);
 /// How long the copies may take to get what the last sessions left.
 const LEVEL: Duration = Duration::from_secs(1);
 
 /// Why a move is not made, in a sentence.
 type Refused<T> = std::result::Result<T, String>;
+
+/// A move that is being made.
+#[derive(Clone, Copy)]
+pub(super) struct LeadMove {
+    /// The node that is to lead.
+    pub(super) to: u32,
+    /// Standby programs have had their time, and are killed.
+    pub(super) at_once: bool,
+}
 
 impl Member {
     /// Gives the lead to another node.
@@ -30,13 +43,49 @@ impl Member {
     /// Why not. If the daemon had ended its sessions by then, it leads again.
     pub(super) fn give_lead_away(&self, order: &MoveOrder) -> Refused<()> {
         let (head, ..) = self.may_move(order.to)?;
-        self.now.lock().moving = Some(order.to);
-        let moved = wait_for_programs(&head, order).and_then(|()| self.give_lead(order.to, &head));
+        self.set_moving(order.to, false);
+        // Its lock is held until a view names the next node: no standby program begins before that.
+        let waited = self.wait_for_programs(&head, order);
+        let moved = waited.as_ref().map_err(String::clone).and_then(|_| self.give_lead(order.to, &head));
         self.now.lock().moving = None;
+        drop(waited);
         if let Err(why) = &moved {
             warn!(to = order.to, why, "the lead stays");
         }
         moved
+    }
+
+    fn set_moving(&self, to: u32, at_once: bool) {
+        self.now.lock().moving = Some(LeadMove { to, at_once });
+    }
+
+    /// Waits until no standby program runs and no program is attached, and lets none in from then on. If the move is forced, standby
+    /// programs are killed after their time, and the others are not waited for.
+    fn wait_for_programs(&self, head: &Head, order: &MoveOrder) -> Refused<Option<NoStandbyPrograms<'_>>> {
+        let lock = &self.begun.standby_programs;
+        let until = SystemHost.now().after(Duration::from_millis(order.grace_ms));
+        let mut none = None;
+        loop {
+            if none.is_none() {
+                none = lock
+                    .take()
+                    .map_err(|why| format!("it cannot be told whether standby programs run: {why}"))?;
+            }
+            // Only then, so that no call of a program that is told to end fails.
+            if none.is_some() && head.daemon.close_if_unused() {
+                return Ok(none);
+            }
+            let late = SystemHost.now().since(until);
+            if SystemHost.now() >= until {
+                match (order.force, &none) {
+                    (true, None) if late < KILLED => self.set_moving(order.to, true),
+                    (true, _) => return Ok(none),
+                    (false, None) => return Err(still_running("standby programs run", &parents(lock))),
+                    (false, Some(_)) => return Err(still_running("programs are attached", &attached(head))),
+                }
+            }
+            SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
+        }
     }
 
     /// Gives what the move needs: the head that leads here, if a node can take its place now.
@@ -111,21 +160,19 @@ impl Member {
     }
 }
 
-/// Waits until no program is attached, and lets none in from then on.
-fn wait_for_programs(head: &Head, order: &MoveOrder) -> Refused<()> {
-    let until = SystemHost.now().after(Duration::from_millis(order.grace_ms));
-    while !head.daemon.close_if_unused() {
-        if SystemHost.now() >= until {
-            if order.force {
-                return Ok(());
-            }
-            let pids: Vec<String> =
-                head.daemon.programs().iter().map(|program| program.pid.to_string()).collect();
-            return Err(format!("programs are attached (process {})", pids.join(", ")));
-        }
-        SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
-    }
-    Ok(())
+/// Why the lead stays.
+fn still_running(which: &str, pids: &[String]) -> String {
+    // Those of another user are not seen.
+    if pids.is_empty() { which.to_owned() } else { format!("{which} (process {})", pids.join(", ")) }
+}
+
+fn attached(head: &Head) -> Vec<String> {
+    head.daemon.programs().iter().map(|program| program.pid.to_string()).collect()
+}
+
+/// The parents of standby programs.
+fn parents(lock: &StandbyLock) -> Vec<String> {
+    lock.parents().iter().map(|parent| parent.pid().to_string()).collect()
 }
 
 /// Waits a while for the view with this change.

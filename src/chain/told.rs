@@ -94,6 +94,9 @@ pub struct ChainStatus {
     pub follow_end: Option<String>,
     /// The node to which it is about to give the lead (`hearth move`).
     pub moving_to: Option<u32>,
+    /// It waits for that no longer: standby programs that still run are to be killed (`hearth move --force`).
+    #[serde(default)]
+    pub moving_now: bool,
     /// Until when it is a member for certain, on CLOCK_BOOTTIME of its machine, in nanoseconds. If it leads, no other node does
     /// before that.
     pub valid_until_ns: Option<u64>,

@@ -182,6 +182,8 @@ pub enum Lead {
     Serves(Time),
     /// The same, and it gives the lead to this node as soon as no program is attached.
     Gives(Time, u32),
+    /// It gives the lead to this node as soon as no standby program runs, which are to be killed.
+    GivesNow(u32),
     /// It is to lead, and does not serve yet; no other node leads before this time.
     Begins(Time),
     /// This other node leads.
@@ -213,6 +215,7 @@ impl Lead {
             _ if told.failed => Self::failed(told),
             (Some(leader), Some(until)) if leader == own && told.role == Role::Leads => {
                 match told.moving_to {
+                    Some(to) if told.moving_now => Self::GivesNow(to),
                     Some(to) => Self::Gives(until, to),
                     None => Self::Serves(until),
                 }
@@ -293,7 +296,8 @@ mod tests {
         let lead = |told: ChainStatus| Lead::of(&told, 1);
         assert_eq!(lead(told(Role::Leads, Some(1), Some(7))), Lead::Serves(until));
         let gives = ChainStatus { moving_to: Some(2), ..told(Role::Leads, Some(1), Some(7)) };
-        assert_eq!(lead(gives), Lead::Gives(until, 2));
+        assert_eq!(lead(gives.clone()), Lead::Gives(until, 2));
+        assert_eq!(lead(ChainStatus { moving_now: true, ..gives }), Lead::GivesNow(2));
         assert_eq!(lead(told(Role::Beginning, Some(1), Some(7))), Lead::Begins(until));
         for role in [Role::Joining, Role::Follows, Role::Beginning, Role::Leads] {
             assert_eq!(lead(told(role, Some(2), Some(7))), Lead::Other(2));

@@ -13,6 +13,7 @@ use crate::health::PATIENCE;
 use crate::mountpoint;
 use crate::process::{descends_from, has_variable};
 use crate::say::{self, quoted};
+use crate::standby_lock;
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
 use serde::Serialize;
@@ -70,7 +71,7 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
     if !attached.others.is_empty() && !arguments.force {
         return Ok(refused(format_args!("{}", attached.refusal(&cluster, from))));
     }
-    let has_standbys = attached.standbys > 0;
+    let has_standbys = attached.has_standbys || standby_lock::is_any_running(&cluster, from)?;
     let unmounted = take_away(&cluster, from, arguments.force && !has_standbys)?;
     if let UnmountResult::Busy(users) = &unmounted
         && !has_standbys
@@ -81,10 +82,10 @@ pub(super) fn run(arguments: &Move) -> Result<ExitCode> {
         )));
     }
     // A process that has just ended counts until its end is noticed.
-    let grace = match attached {
-        Attached { standbys: 0, .. } if arguments.force => Duration::ZERO,
-        Attached { standbys: 0, .. } => ENDED,
-        _ => Duration::from_secs(arguments.grace),
+    let grace = match has_standbys {
+        true => Duration::from_secs(arguments.grace),
+        false if arguments.force => Duration::ZERO,
+        false => ENDED,
     };
     let order = MoveOrder { to: to.number, force: arguments.force, grace_ms: grace.as_millis() as u64 };
     let moved = match unmounted {
@@ -161,8 +162,8 @@ fn cannot_lead(told: &ChainStatus, to: u32) -> Option<String> {
 
 /// Programs that are attached to a node.
 struct Attached {
-    /// Those that end when they are asked to, since `hearth run --standby` started them.
-    standbys: usize,
+    /// There are some that end when they are asked to, since `hearth run --standby` started them.
+    has_standbys: bool,
     /// Numbers of the others.
     others: Vec<u32>,
 }
@@ -189,7 +190,7 @@ impl Attached {
         let alive = pids.filter(|pid| SystemHost.started(*pid).is_some() && Some(*pid) != gateway);
         let (standbys, others): (Vec<u32>, Vec<u32>) = alive
             .partition(|pid| has_variable(*pid, ENVIRONMENT_STANDBY) || descends_from(*pid, STANDBY_NAME));
-        Ok(Self { standbys: standbys.len(), others })
+        Ok(Self { has_standbys: !standbys.is_empty(), others })
     }
 
     fn refusal(&self, cluster: &Cluster, node: &Node) -> String {

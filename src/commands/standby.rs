@@ -14,6 +14,7 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::process::descendants;
 use crate::say;
+use crate::standby_lock::StandbyProgramLock;
 use ipc::{Host, SystemHost, Time, Word};
 use rustix::io::Errno;
 use rustix::process::{
@@ -35,6 +36,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How often it is asked while the program runs.
 const LOOK: Duration = Duration::from_millis(20);
+/// How often the lock is tried while the lead moves.
+const BUSY_LOOK: Duration = Duration::from_millis(5);
 /// The program is killed so long before another node may lead.
 const MARGIN: Duration = Duration::from_millis(10);
 /// How long descendants that were killed are waited for before that is told, and how often they are looked at.
@@ -73,6 +76,8 @@ struct Program {
     until: Time,
     /// It was told to end, because the lead moves.
     was_asked: bool,
+    /// The lead moves now, as far as this process knows.
+    is_moving: bool,
 }
 
 /// Runs what `command` makes, each time that the node leads.
@@ -87,7 +92,8 @@ pub(super) fn run(cluster: &Cluster, node: &Node, command: impl Fn() -> Result<C
     set_child_subreaper(Some(getpid())).map_err(cannot)?;
     set_name(&CString::new(STANDBY_NAME).expect("no zero byte")).map_err(cannot)?;
     loop {
-        let until = parent.wait_until_served()?;
+        // Held until the program and its descendants are gone.
+        let (_lock, until) = parent.wait_until_it_may_run()?;
         parent.say(format!("node {} leads: starting the program", node.number));
         if let Some(code) = parent.run_once(&mut command()?, until)? {
             return Ok(code);
@@ -135,6 +141,24 @@ impl<'a> Parent<'a> {
         }
     }
 
+    /// Waits until a program may run at the node; until when that holds without a later answer. While the lock is held, the node
+    /// does not give the lead away.
+    ///
+    /// # Errors
+    /// Those of [`Self::wait_until_served`]; the lock cannot be taken.
+    fn wait_until_it_may_run(&mut self) -> Result<(StandbyProgramLock, Time)> {
+        loop {
+            self.wait_until_served()?;
+            // The answer may be of a time before the lock: the lead may have moved meanwhile.
+            if let Some(lock) = StandbyProgramLock::take(self.cluster, self.node)?
+                && let Lead::Serves(until) = Lead::ask(self.cluster, self.node, PATIENCE)?
+            {
+                return Ok((lock, until));
+            }
+            SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(BUSY_LOOK)));
+        }
+    }
+
     /// Waits until the node leads; until when that holds.
     ///
     /// # Errors
@@ -147,7 +171,7 @@ impl<'a> Parent<'a> {
             match lead {
                 Lead::Serves(until) => return Ok(until),
                 Lead::Begins(_) => {}
-                Lead::Gives(_, other) | Lead::Other(other) => {
+                Lead::Gives(_, other) | Lead::GivesNow(other) | Lead::Other(other) => {
                     self.say(format!("waiting until node {number} leads: node {other} does"));
                 }
                 Lead::Unknown(_) if !self.cluster.exists() => {
@@ -219,7 +243,7 @@ impl<'a> Parent<'a> {
         while !self.is_ending {
             match Lead::ask(self.cluster, self.node, PATIENCE.min(program.left().max(MARGIN / 2)))? {
                 Lead::Serves(_) => break,
-                Lead::Gives(_, other) | Lead::Other(other) => {
+                Lead::Gives(_, other) | Lead::GivesNow(other) | Lead::Other(other) => {
                     return Ok(Some(format!("node {other} leads, not node {number}")));
                 }
                 Lead::Unknown(why) if program.left().is_zero() => {
@@ -240,14 +264,15 @@ impl<'a> Parent<'a> {
         let number = self.node.number;
         let mut silent = "its heartbeat is not answered".to_owned();
         match Lead::ask(self.cluster, self.node, PATIENCE.min(program.left().max(MARGIN / 2)))? {
-            Lead::Serves(until) | Lead::Begins(until) => program.until = until,
+            Lead::Serves(until) | Lead::Begins(until) => (program.until, program.is_moving) = (until, false),
             Lead::Gives(until, to) => {
-                program.until = until;
-                if !std::mem::replace(&mut program.was_asked, true) {
+                (program.until, program.was_asked) = (until, true);
+                if !std::mem::replace(&mut program.is_moving, true) {
                     self.say(format!("the lead moves to node {to}: the program is told to end"));
                     program.send(Signal::TERM);
                 }
             }
+            Lead::GivesNow(to) => return Ok(Some(format!("the lead moves to node {to}"))),
             Lead::Other(other) => return Ok(Some(format!("node {other} leads, not node {number}"))),
             // Until the time that was named last it is this node that leads, or no node.
             Lead::Unknown(why) => silent = why,
@@ -319,7 +344,7 @@ impl<'a> Parent<'a> {
             let _ = kill_process(pid, Signal::KILL);
             Error::new(format!("cannot start a thread: {why}"))
         })?;
-        Ok(Program { pid, has_group, until, was_asked: false })
+        Ok(Program { pid, has_group, until, was_asked: false, is_moving: false })
     }
 }
 
