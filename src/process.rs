@@ -7,6 +7,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -187,25 +188,39 @@ pub fn this_program() -> Command {
 
 /// Every process of which this user may know that it has `variable=value` in its environment.
 pub fn with_environment(variable: &str, value: &Path) -> Vec<Process> {
-    let wanted = format!("{variable}={}", value.display()).into_bytes();
     processes()
-        .filter(|pid| {
-            fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()))
-                .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|part| part == wanted))
-        })
+        .filter(|pid| variable_of(*pid, variable).is_some_and(|set| set == value.as_os_str().as_bytes()))
         .filter_map(|pid| Some(Process { pid, started: started(pid)? }))
         .collect()
 }
 
-/// Whether a process of which this user may know that has a variable in its environment.
-pub fn has_variable(pid: u32, variable: &str) -> bool {
-    let begin = format!("{variable}=").into_bytes();
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|part| part.starts_with(&begin)))
+/// The value of a variable in the environment with which a process began, as far as this user may know. A program may have
+/// overwritten it since.
+pub fn variable_of(pid: Pid, variable: &str) -> Option<Vec<u8>> {
+    let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).ok()?;
+    let mut parts = environment.split(|byte| *byte == 0);
+    let value = |part: &[u8]| part.strip_prefix(variable.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);
+    parts.find_map(value)
+}
+
+/// The subcommand that a process of this program runs; none if the process runs another program.
+pub fn subcommand(pid: Pid) -> Option<String> {
+    let own = format!("/proc/{}", pid.as_raw_nonzero());
+    let program = fs::read_link(format!("{own}/exe")).ok()?;
+    // Another version may have been installed in its place.
+    let name = program.file_name()?.to_str()?.trim_end_matches(" (deleted)").to_owned();
+    let arguments = fs::read(format!("{own}/cmdline")).ok()?;
+    let first = arguments.split(|byte| *byte == 0).nth(1)?;
+    (name == "hearth").then(|| String::from_utf8_lossy(first).into_owned())
 }
 
 /// Every process that descends from one of these, and is no more than that: these are not among them.
 pub fn descendants(of: &[Pid]) -> Vec<Process> {
+    descendants_without(of, |_| false)
+}
+
+/// The same without those that are left out, and without their descendants.
+pub fn descendants_without(of: &[Pid], is_left_out: impl Fn(Pid) -> bool) -> Vec<Process> {
     let mut others: Vec<(Pid, Pid)> = processes()
         .filter_map(|pid| Some((pid, parent(pid)?)))
         .filter(|(pid, _)| !of.contains(pid))
@@ -213,7 +228,7 @@ pub fn descendants(of: &[Pid]) -> Vec<Process> {
     let (mut found, mut looked_at) = (of.to_vec(), 0);
     while looked_at < found.len() {
         let children = others.extract_if(.., |(_, parent)| *parent == found[looked_at]);
-        let children: Vec<Pid> = children.map(|(pid, _)| pid).collect();
+        let children: Vec<Pid> = children.map(|(pid, _)| pid).filter(|pid| !is_left_out(*pid)).collect();
         found.extend(children);
         looked_at += 1;
     }

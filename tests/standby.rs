@@ -10,7 +10,7 @@ mod processes;
 use harness::{Expect, until};
 use ipc::{Host, SystemHost};
 use processes::{Job, Node, job, say};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions, read_to_string};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -281,6 +281,52 @@ fn no_process_of_a_program_that_shows_a_title_outlives_the_lead_of_its_node() {
     let before = both(&mut plain);
     node.hearth(&["down", "--node", "2", "--hard"]);
     assert!(before.iter().all(|pid| is_gone(*pid)), "{before:?} after their node was killed");
+}
+
+/// It is a descendant of the shell, with a part of the shell's environment.
+#[test]
+fn a_standby_program_that_a_program_of_another_node_has_started_outlives_that_node() {
+    let node = Node::several(2);
+    let (hearth, dir) = (env!("CARGO_BIN_EXE_hearth"), node.dir());
+    for place in ["/", "$HEARTH_TREE"] {
+        node.hearth(&["start", "--node", "1"]);
+        until("all is well", || node.try_hearth(&["status"]).status.code() == Some(0));
+        node.hearth(&["move", "--to", "1"]);
+        File::create(said(&node, 2)).unwrap();
+        let script = format!(
+            "cd {place}; {hearth} run --dir {dir} --node 2 --standby -- sh -c 'echo begun; exec sleep 1000' 2> {} & \
+             echo $$ $!; wait",
+            said(&node, 2).display()
+        );
+        let mut shell = node.begin_program_at(1, &["sh", "-c", &script]);
+        let pids = both(&mut shell);
+        until_said(&node, 2, "waiting until node 2 leads: node 1 does");
+        node.hearth(&["down", "--node", "1", "--hard"]);
+        shell.expect("begun");
+        assert!(is_gone(pids[0]) && !is_gone(pids[1]), "in {place}");
+        let parent = Pid::from_raw(pids[1].cast_signed()).unwrap();
+        kill_process(parent, Signal::TERM).unwrap();
+        until("the parent ends", || is_gone(pids[1]));
+    }
+}
+
+/// It is a descendant, too; its own environment names the other cluster.
+#[test]
+fn a_program_of_another_cluster_outlives_the_node_of_the_program_that_has_started_it() {
+    let (node, other) = (Node::up(), Node::up());
+    let (hearth, dir) = (env!("CARGO_BIN_EXE_hearth"), other.dir());
+    let script = format!(
+        "{hearth} run --dir {dir} -- sh -c 'echo $$; read line; echo $line > $HEARTH_TREE/said; echo done' <&3 & \
+         echo $$; wait"
+    );
+    let mut shell = node.begin_program(&["sh", "-c", &format!("exec 3<&0; {script}")]);
+    let mut pids: Vec<u32> = (0..2).map(|_| shell.line().unwrap().parse().unwrap()).collect();
+    node.hearth(&["down", "--hard"]);
+    pids.retain(|pid| is_gone(*pid));
+    assert_eq!(pids.len(), 1, "the shell, and not the program");
+    shell.tell("alive");
+    shell.expect("done");
+    assert_eq!(other.run(&["cat", &other.path("said")]), "alive\n");
 }
 
 /// When another node leads, no process would end them.

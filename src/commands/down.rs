@@ -9,9 +9,10 @@ use crate::daemon_lock;
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::mountpoint;
-use crate::process::{Process, descendants, with_environment, with_mapping};
+use crate::process::{Process, descendants_without, subcommand, variable_of, with_environment, with_mapping};
 use crate::say::{self, quoted};
 use rustix::process::{Pid, Signal, getpid};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -175,7 +176,7 @@ fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
     }
     programs.extend(self::programs(node));
     let pids: Vec<Pid> = programs.iter().map(Process::raw).collect();
-    programs.extend(descendants(&pids));
+    programs.extend(descendants_without(&pids, |pid| is_command(pid) || is_of_another_node(pid, node)));
     programs.retain(|process| process.raw() != getpid());
     // It has unmapped its log when it has noticed that the daemon is gone, and would then wait for another daemon.
     programs.extend(mountpoint::gateway(cluster, node));
@@ -190,8 +191,23 @@ fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
 /// own, is found while it uses the tree, or as the descendant of one that is found.
 fn programs(node: &Node) -> Vec<Process> {
     let mut programs = with_environment(ENVIRONMENT_SOCKET, &node.socket);
+    programs.retain(|process| !is_command(process.raw()));
     programs.extend(with_mapping(&node.pool.join("log-")));
+    // One with a relative path as an argument may have looked for it in the tree of the program that started it.
+    programs.retain(|process| subcommand(process.raw()).is_none_or(|name| name != "run"));
     programs
+}
+
+/// Whether a process is a command of this program, which has the environment of the program that started it and nothing else of that
+/// program's node: `hearth run --standby` is the parent of a program at a node of its own.
+fn is_command(pid: Pid) -> bool {
+    subcommand(pid).is_some_and(|name| !["within", "measure"].contains(&name.as_str()))
+}
+
+/// Whether a later `hearth run` has started a process for another node, which may be of another cluster.
+fn is_of_another_node(pid: Pid, node: &Node) -> bool {
+    let socket = variable_of(pid, ENVIRONMENT_SOCKET).filter(|socket| !socket.is_empty());
+    socket.is_some_and(|socket| socket != node.socket.as_os_str().as_bytes())
 }
 
 /// A node's daemon, also one that begins, and a keeper that began meanwhile.

@@ -11,11 +11,12 @@ use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use crate::health::PATIENCE;
 use crate::mountpoint;
-use crate::process::{descends_from, has_variable};
+use crate::process::{descends_from, variable_of};
 use crate::say::{self, quoted};
 use crate::standby_lock;
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
+use rustix::process::Pid;
 use serde::Serialize;
 use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -160,6 +161,12 @@ fn cannot_lead(told: &ChainStatus, to: u32) -> Option<String> {
     Some(format!("node {to} is not in sync: {lack}"))
 }
 
+/// Whether `hearth run --standby` has started a process.
+fn is_standby_program(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| variable_of(pid, ENVIRONMENT_STANDBY).is_some())
+}
+
 /// Programs that are attached to a node.
 struct Attached {
     /// There are some that end when they are asked to, since `hearth run --standby` started them.
@@ -188,8 +195,8 @@ impl Attached {
         let gateway = mountpoint::gateway(cluster, node).map(|process| process.pid().unsigned_abs());
         let pids = status.programs.iter().map(|program| program.pid);
         let alive = pids.filter(|pid| SystemHost.started(*pid).is_some() && Some(*pid) != gateway);
-        let (standbys, others): (Vec<u32>, Vec<u32>) = alive
-            .partition(|pid| has_variable(*pid, ENVIRONMENT_STANDBY) || descends_from(*pid, STANDBY_NAME));
+        let (standbys, others): (Vec<u32>, Vec<u32>) =
+            alive.partition(|pid| is_standby_program(*pid) || descends_from(*pid, STANDBY_NAME));
         Ok(Self { has_standbys: !standbys.is_empty(), others })
     }
 
