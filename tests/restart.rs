@@ -264,6 +264,38 @@ fn a_program_goes_on_when_keeper_and_daemon_were_killed() {
     node.check();
 }
 
+/// It has no session when the daemon is killed, and a program that gives up sees a folder of the kernel's or an error for good. A
+/// program without inherited files gives up after a while, which shows that the time is over.
+#[test]
+fn a_program_that_begins_while_no_daemon_is_there_goes_on_with_its_inherited_files() {
+    const SCRIPT: &str = "cd $HEARTH_TREE; echo kept > file; exec 5< file
+        (echo ready; read line; exec sh -c 'cat file; cat <&5; echo made > other; pwd'); true";
+    let node = Node::up();
+    let mut job = node.begin_program(&["sh", "-c", SCRIPT]);
+    job.expect("ready");
+    let (keeper, daemon) = (node.keeper(), node.daemon());
+    keeper.kill();
+    keeper.wait();
+    daemon.kill();
+    daemon.wait();
+    job.tell("go");
+    for _ in 0..2 {
+        assert_eq!(node.try_hearth(&["run", "--", "cat", &node.path("file")]).status.code(), Some(1));
+    }
+    assert!(!job.says_something(), "it waits");
+    node.hearth(&["start"]);
+    assert_eq!(job.rest(), ["kept", "kept", &node.path("")[..node.path("").len() - 1]]);
+    assert_eq!(node.run(&["cat", &node.path("other")]), "made\n");
+    // No daemon is to come.
+    let script = "cd $HEARTH_TREE; (echo ready; read line; exec cat file || true); echo over";
+    let mut job = node.begin_program(&["sh", "-c", script]);
+    job.expect("ready");
+    node.hearth(&["down"]);
+    job.tell("go");
+    assert_eq!(job.rest(), ["over"]);
+    node.hearth(&["up"]);
+}
+
 #[test]
 fn four_sqlite_processes_commit_while_the_daemon_dies() {
     let node = Node::up();

@@ -28,10 +28,10 @@ use answers::{errno_of, stop_of};
 use format::InodeNumber;
 use format::message::ROLE_PROGRAM;
 use given::InheritedFiles;
-use ipc::{Descriptor, Host, Keeper, SystemHost, WAKE_ALL, Word};
+use ipc::{Descriptor, Host, Keeper, SystemHost, Time, WAKE_ALL, Word};
 use libfs::share::Given;
 use libfs::socket::SocketConnector;
-use libfs::{Attachment, Connector, LibFs, Limits};
+use libfs::{Attachment, Connector, FIRST_WAIT, LibFs, Limits};
 use locks::RangeLocks;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -86,12 +86,27 @@ struct Client {
 struct SuccessorConnector {
     inner: SocketConnector,
     number: AtomicU64,
+    socket: PathBuf,
+    /// From then on the first attachment fails if the daemon has ended in order.
+    until: Time,
+}
+
+impl SuccessorConnector {
+    /// A daemon that ends in order removes its socket; one that was killed leaves it.
+    fn has_ended_in_order(&self) -> bool {
+        SystemHost.now() >= self.until && !self.socket.exists()
+    }
 }
 
 impl Connector for SuccessorConnector {
     fn attach(&self, former: u64) -> std::result::Result<Attachment, libfs::Error> {
         let number = self.number.load(Ordering::Relaxed);
-        let attached = self.inner.attach(if former == 0 { number } else { former })?;
+        let attached = match self.inner.attach(if former == 0 { number } else { former }) {
+            Err(libfs::Error::Disconnected) if former == 0 && self.has_ended_in_order() => {
+                return Err(libfs::Error::Refused);
+            }
+            attached => attached?,
+        };
         self.number.store(0, Ordering::Relaxed);
         Ok(attached)
     }
@@ -225,9 +240,16 @@ impl Tree {
         let host: Arc<dyn Host> = Arc::new(SystemHost);
         let version = env!("CARGO_PKG_VERSION");
         let inner = SocketConnector::new(host.clone(), self.socket.clone(), version, ROLE_PROGRAM, keep);
-        let connector =
-            Arc::new(SuccessorConnector { inner, number: AtomicU64::new(self.inherited.number()) });
-        let libfs = limits::with_room(|_| LibFs::new(host, connector, Limits::default()));
+        let until = host.now().after(FIRST_WAIT);
+        let number = AtomicU64::new(self.inherited.number());
+        let connector = Arc::new(SuccessorConnector { inner, number, socket: self.socket.clone(), until });
+        // A process with inherited files or an inherited working directory goes on with them, so it waits for the restart of a
+        // daemon as long as the process that had opened them.
+        let limits = match given::open_files().is_empty() {
+            true => Limits::default(),
+            false => Limits { first_wait: Limits::default().wait, ..Limits::default() },
+        };
+        let libfs = limits::with_room(|_| LibFs::new(host, connector, limits));
         let libfs = libfs.map_err(|why| match why {
             libfs::Error::Descriptors => Errno(libc::EMFILE),
             libfs::Error::Full => Errno(libc::ENFILE),

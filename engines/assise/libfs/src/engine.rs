@@ -33,6 +33,8 @@ pub struct Limits {
     pub log_bytes_max: u64,
     /// How long a thread waits for another thread's communication with SharedFS.
     pub wait: Duration,
+    /// How long a new process waits for its first session.
+    pub first_wait: Duration,
     /// Nodes that are kept in the cache while unused.
     pub nodes: usize,
     /// Entries of directories that are kept in the cache, in addition to those of the directory in use.
@@ -51,6 +53,7 @@ impl Default for Limits {
             refill_inodes: 4096,
             log_bytes_max: 64 << 20,
             wait: Duration::from_secs(90),
+            first_wait: FIRST_WAIT,
             nodes: 1 << 15,
             entries: 1 << 18,
             purge_steps: 256,
@@ -58,7 +61,7 @@ impl Default for Limits {
     }
 }
 
-/// How long a new process waits if no daemon serves: by then a keeper has started the next one.
+/// How long a new process without inherited files waits if no daemon serves: by then a keeper has started the next one.
 pub const FIRST_WAIT: Duration = Duration::from_secs(2);
 /// First pause before a dead daemon is contacted again; each pause is twice as long as the one before.
 const ATTACH_PAUSE: Duration = Duration::from_millis(1);
@@ -88,7 +91,7 @@ impl LibFs {
     /// # Errors
     /// Those of the connector.
     pub fn new(host: Arc<dyn Host>, connector: Arc<dyn Connector>, limits: Limits) -> Result<Self, Error> {
-        let until = host.now().after(FIRST_WAIT);
+        let until = host.now().after(limits.first_wait);
         let attachment = loop {
             match connector.attach(0) {
                 Err(Error::Disconnected | Error::TimedOut) if host.now() < until => {
