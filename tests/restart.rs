@@ -279,9 +279,12 @@ fn a_program_that_begins_while_no_daemon_is_there_goes_on_with_its_inherited_fil
     daemon.kill();
     daemon.wait();
     job.tell("go");
-    for _ in 0..2 {
-        assert_eq!(node.try_hearth(&["run", "--", "cat", &node.path("file")]).status.code(), Some(1));
-    }
+    let others_give_up = || {
+        for _ in 0..2 {
+            assert_eq!(node.try_hearth(&["run", "--", "cat", &node.path("file")]).status.code(), Some(1));
+        }
+    };
+    others_give_up();
     assert!(!job.says_something(), "it waits");
     node.hearth(&["start"]);
     assert_eq!(job.rest(), ["kept", "kept", &node.path("")[..node.path("").len() - 1]]);
@@ -292,8 +295,9 @@ fn a_program_that_begins_while_no_daemon_is_there_goes_on_with_its_inherited_fil
     job.expect("ready");
     node.hearth(&["down"]);
     job.tell("go");
-    assert_eq!(job.rest(), ["over"]);
+    others_give_up();
     node.hearth(&["up"]);
+    assert_eq!(job.rest(), ["over"]);
 }
 
 #[test]
