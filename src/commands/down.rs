@@ -5,13 +5,14 @@ use super::mount::{UnmountResult, take_away, take_away_killed};
 use crate::chain::{self, waiting::Parts};
 use crate::cluster::{Cluster, Node};
 use crate::cluster_lock::{self, ClusterLock};
-use crate::daemon_lock;
+use crate::daemon_lock::{self, DaemonLock};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
 use crate::mountpoint;
 use crate::process::{Process, descendants_without, subcommand, variable_of, with_environment, with_mapping};
 use crate::say::{self, quoted};
 use rustix::process::{Pid, Signal, getpid};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -173,6 +174,10 @@ fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
         for process in daemons {
             process.end(Signal::KILL, KILLED)?;
         }
+    }
+    // As after an orderly end: no process waits for another daemon. A keeper that began meanwhile has the lock, and a socket of its own.
+    if let Some(_lock) = DaemonLock::take(cluster, node)? {
+        let _ = fs::remove_file(&node.socket);
     }
     programs.extend(self::programs(node));
     let pids: Vec<Pid> = programs.iter().map(Process::raw).collect();
