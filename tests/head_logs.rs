@@ -49,7 +49,7 @@ enum Damage {
 
 impl Damage {
     fn of_round(number: u64) -> Self {
-        [Self::Cut, Self::Emptied, Self::Overwritten, Self::HalfOverwritten][number as usize % 4]
+        [Self::Cut, Self::Emptied, Self::Overwritten, Self::HalfOverwritten][(number + count("HEARTH_TEMP", 0)) as usize % 4]
     }
 
     /// The log may be over already.
@@ -76,17 +76,22 @@ fn overwrite(file: &File, bytes: u64, from: u64) {
     (RING_START..end).step_by(4096).for_each(|page| file.write_all_at(&junk, page + from).unwrap());
 }
 
-/// The logs that the processes of jobs have mapped.
-fn logs_of(jobs: &[Job]) -> Vec<PathBuf> {
-    let maps = jobs.iter().map(|job| read_to_string(format!("/proc/{}/maps", job.pid())).unwrap());
-    let paths: std::collections::BTreeSet<PathBuf> = maps
-        .flat_map(|maps| maps.lines().filter_map(|line| Some(line[line.find('/')?..].into())).collect::<Vec<_>>())
-        .filter(|path: &PathBuf| {
+/// The logs that these processes have mapped: one of each.
+fn logs_of(pids: [u32; 2]) -> [PathBuf; 2] {
+    pids.map(|pid| {
+        let maps = read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let mut paths = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+        let is_log = |path: &&Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("log-") && !name.ends_with("-locks") && !name.ends_with("(deleted)")
-        })
-        .collect();
-    paths.into_iter().collect()
+            name.starts_with("log-") && !name.ends_with("-locks")
+        };
+        paths.find(is_log).expect("a program that syncs has a log").to_owned()
+    })
+}
+
+/// The seed of a round.
+fn seed(round: u64) -> u64 {
+    count("HEARTH_COPIES_SEED", 1) * 1000 + round
 }
 
 /// The logs of programs that sync are damaged at the node that leads.
@@ -95,10 +100,10 @@ fn damaged(chain: &Chain, damage: Damage, seed: u64) {
     let head = chain.until_whole();
     let daemon = chain.daemon_of(head);
     let jobs = chain.begin_workers(head, &root, seed);
-    let logs = logs_of(&jobs);
-    assert_eq!(logs.len(), 2, "{logs:?}");
+    let pids = jobs.each_ref().map(Job::pid);
     let said = chain.during(jobs, &mut Random(seed), |_, live| {
         live.until_they_go_on();
+        let logs = logs_of(pids);
         until("the sessions have ended", || {
             logs.iter().for_each(|log| damage.begin(log));
             !logs.iter().any(|log| log.exists())
@@ -117,11 +122,12 @@ fn damaged_with_the_tree(chain: &Chain, damage: Damage, seed: u64) {
     let root = format!("round-{seed}");
     let head = chain.until_whole();
     let jobs = chain.begin_workers(head, &root, seed);
-    let logs = logs_of(&jobs);
-    let pool = logs[0].parent().unwrap().to_owned();
+    let pids = jobs.each_ref().map(Job::pid);
     let mut next = 0;
     let said = chain.during(jobs, &mut Random(seed), |chain, live| {
         live.until_they_go_on();
+        let logs = logs_of(pids);
+        let pool = logs[0].parent().unwrap();
         logs.iter().for_each(|log| damage.begin(log));
         OpenOptions::new().write(true).open(pool.join("tree")).unwrap().set_len(0).unwrap();
         next = chain.until_leads_but(&[head]);
@@ -142,7 +148,7 @@ fn a_log_that_is_damaged_at_the_head_keeps_what_was_acknowledged() {
     let (lease, patience) = LONG;
     let chain = Chain::on("memory", 2, lease, patience);
     for number in 0..count("HEARTH_COPIES_LOGS", 4) {
-        damaged(&chain, Damage::of_round(number), 800 + number);
+        damaged(&chain, Damage::of_round(number), seed(800 + number));
     }
     chain.close();
 }
@@ -152,7 +158,7 @@ fn logs_and_tree_of_the_head_that_are_damaged_together_cost_nothing() {
     let (lease, patience) = LONG;
     let chain = Chain::on("memory", 2, lease, patience);
     for number in 0..count("HEARTH_COPIES_LOGS", 2) {
-        damaged_with_the_tree(&chain, Damage::of_round(number), 900 + number);
+        damaged_with_the_tree(&chain, Damage::of_round(number), seed(900 + number));
     }
     chain.close();
 }
