@@ -29,7 +29,7 @@ pub use error::Error;
 pub use greeting::{judge_terms, take_message};
 pub use import::{TreeSender, is_of_import, say_changed, say_imported};
 pub use receiver::{HeadTerms, Receiver, Stepped, refuse, say_executed, say_progress};
-pub use records::{asks_for_records, no_records, records_of};
+pub use records::{FetchedBytes, asks_for_records, no_records, part_of, records_of};
 pub use sender::{CopyEnds, CopyReport, LogPush, Sender};
 
 use std::time::Duration;

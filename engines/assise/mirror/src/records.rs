@@ -14,7 +14,7 @@ use crate::receiver::Receiver;
 use crate::sender::{CopyEnds, Sender};
 use crate::stream::message;
 use format::hash::{HashKey, RecordsHash};
-use format::mirror::{DataPart, LogMark, MirrorHead, MirrorKind, MirrorMessage, RecordsOfLog};
+use format::mirror::{DataPart, DataParts, LogMark, MirrorHead, MirrorKind, MirrorMessage, RecordsOfLog};
 use format::{FRAME_ALIGN, Incarnation, LogUid, Sequence};
 use ipc::{Digested, Time};
 use pmem::MediaError;
@@ -106,23 +106,26 @@ impl Sender {
         (position, bytes): (u64, u64),
         until: Time,
     ) -> Result<Vec<u8>, Error> {
-        let line = u32::try_from(position / FRAME_ALIGN as u64).map_err(|_| Error::Broken("no position"))?;
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX) / FRAME_ALIGN as u32 * FRAME_ALIGN as u32;
-        let part = DataPart { log, incarnation, line: U32::new(line), bytes: U32::new(bytes) };
-        self.connection().send(&message(MirrorKind::Fetch, false, &part, &[] as &[u8]), Some(until))?;
+        let asked = part_of((log, incarnation), (position, bytes))?;
+        self.connection().send(&fetch_of(&asked), Some(until))?;
         let answer = self.next_answer(ends, until)?;
-        let MirrorMessage::Data { mut parts, .. } = MirrorMessage::decode(&answer)? else {
+        let MirrorMessage::Data { parts, .. } = MirrorMessage::decode(&answer)? else {
             return Err(Error::Broken("a fetch is answered with data"));
         };
-        match (parts.next(), parts.next()) {
-            (Some((answered, data)), None)
-                if (answered.log, answered.incarnation, answered.line) == (log, incarnation, part.line)
-                    && answered.bytes.get() <= bytes =>
-            {
-                Ok(data.to_vec())
-            }
-            _ => Err(Error::Broken("other bytes than were asked for")),
+        let fetched = FetchedBytes::of(parts)?;
+        if !fetched.answers(&asked) {
+            return Err(Error::Broken("other bytes than were asked for"));
         }
+        Ok(fetched.bytes)
+    }
+
+    /// Asks a copy that is fed for bytes of a log's file, behind everything that was sent to it. [`Self::hear`] gives the answer
+    /// among its reports.
+    ///
+    /// # Errors
+    /// `Connection`.
+    pub fn ask_for(&mut self, part: &DataPart) -> Result<(), Error> {
+        self.send_behind(fetch_of(part))
     }
 
     /// The next message that answers a question. The copy may report meanwhile how far its tree is.
@@ -136,6 +139,49 @@ impl Sender {
                 _ => return Ok(came),
             }
         }
+    }
+}
+
+/// A part of a log's file, in whole lines.
+///
+/// # Errors
+/// `Broken`: no position in a file.
+pub fn part_of(
+    (log, incarnation): (LogUid, Incarnation),
+    (position, bytes): (u64, u64),
+) -> Result<DataPart, Error> {
+    let line = u32::try_from(position / FRAME_ALIGN as u64).map_err(|_| Error::Broken("no position"))?;
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX) / FRAME_ALIGN as u32 * FRAME_ALIGN as u32;
+    Ok(DataPart { log, incarnation, line: U32::new(line), bytes: U32::new(bytes) })
+}
+
+fn fetch_of(part: &DataPart) -> Vec<u8> {
+    message(MirrorKind::Fetch, false, part, &[] as &[u8])
+}
+
+/// Bytes of a log's file that a copy sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchedBytes {
+    /// The part of the file that they are.
+    pub part: DataPart,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl FetchedBytes {
+    /// # Errors
+    /// `Broken`: not one part.
+    pub(crate) fn of(mut parts: DataParts<'_>) -> Result<Self, Error> {
+        match (parts.next(), parts.next()) {
+            (Some((part, bytes)), None) => Ok(Self { part, bytes: bytes.to_vec() }),
+            _ => Err(Error::Broken("a fetch is answered with one part")),
+        }
+    }
+
+    /// Whether they are the beginning of this part, or all of it.
+    pub fn answers(&self, asked: &DataPart) -> bool {
+        let place = |part: &DataPart| (part.log, part.incarnation, part.line);
+        place(&self.part) == place(asked) && self.part.bytes.get() <= asked.bytes.get()
     }
 }
 

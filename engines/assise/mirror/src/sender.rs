@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::greeting::{take_answer, terms};
 use crate::ledger::{LedgerError, LedgerPosition, next_entry};
 use crate::logs::{LogFile, RING_START, bytes_between};
+use crate::records::FetchedBytes;
 use crate::stream::{DataQueue, Target, message};
 use format::mirror::{
     LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorKind, MirrorMessage, MirrorOpen, MirrorRefusal,
@@ -73,6 +74,8 @@ pub enum CopyReport {
     Synced(Vec<SyncedMark>),
     /// The positions up to which its tree contains ledger and logs.
     Executed(LedgerPosition, Vec<LogMark>),
+    /// Bytes that it was asked for by [`Sender::ask_for`].
+    Fetched(FetchedBytes),
 }
 
 /// The state of a log that is being sent.
@@ -233,6 +236,16 @@ impl Sender {
         }
     }
 
+    /// Sends a message behind everything that was put before it.
+    ///
+    /// # Errors
+    /// `Connection`.
+    pub(crate) fn send_behind(&mut self, message: Vec<u8>) -> Result<(), Error> {
+        self.queue.push(message);
+        self.pump()?;
+        Ok(())
+    }
+
     /// Sends as much as the connection accepts; true if the queue is empty.
     ///
     /// # Errors
@@ -258,7 +271,8 @@ impl Sender {
             MirrorMessage::Executed { ledger, logs } => {
                 Ok(CopyReport::Executed(LedgerPosition::of_mark(&ledger), logs.to_vec()))
             }
-            _ => Err(Error::Broken("a copy says how far it is, and nothing else")),
+            MirrorMessage::Data { parts, .. } => Ok(CopyReport::Fetched(FetchedBytes::of(parts)?)),
+            _ => Err(Error::Broken("a copy says how far it is, or answers")),
         }
     }
 }

@@ -12,6 +12,8 @@
 //! Locks: of a sender or of a connection, then of positions; the state's may be held when positions are locked, and never the other way
 //! round. None is held across a wait.
 
+pub(crate) mod fetching;
+
 pub use crate::copy_positions::CopyState;
 use crate::copy_positions::{CopiedLog, Positions};
 use crate::error::Error;
@@ -102,6 +104,8 @@ pub(crate) enum Listened {
     Synced,
     /// Its tree is further.
     Executed,
+    /// It gave bytes that it was asked for.
+    Fetched,
 }
 
 impl Copy {
@@ -122,6 +126,7 @@ impl Copy {
             moved_at: host.now(),
             lost: false,
             level: false,
+            fetches: BTreeMap::new(),
         };
         Arc::new(Self {
             node,
@@ -450,6 +455,10 @@ impl Copy {
                 positions.take_executed(ledger, &logs)?;
                 Ok(Listened::Executed)
             }
+            CopyReport::Fetched(fetched) => {
+                positions.take_fetched(fetched)?;
+                Ok(Listened::Fetched)
+            }
         }
     }
 
@@ -491,6 +500,7 @@ impl Copy {
             ours.ledger = theirs.ledger;
             ours.contained = theirs.contained;
             ours.logs = std::mem::take(&mut theirs.logs);
+            ours.fetches.clear();
             // One that counted before kept programs waiting meanwhile.
             if !ours.level {
                 ours.hear(self.host.now());

@@ -4,10 +4,11 @@
 //! Guarantees: the head detects a copy that reports more than it was sent, or a tree that contains entries that are not
 //! synced.
 
-use format::mirror::{LEDGER_STREAM, LogMark, SyncedMark};
+use format::mirror::{DataPart, LEDGER_STREAM, LogMark, SyncedMark};
 use format::{Incarnation, LogUid, NodeId, Sequence};
 use ipc::Digested;
 use ipc::host::Time;
+use mirror::FetchedBytes;
 use mirror::ledger::LedgerPosition;
 use mirror::logs::RING_START;
 use std::collections::BTreeMap;
@@ -80,12 +81,23 @@ pub(crate) struct Positions {
     /// Its connection ended, and it has said nothing since. Another connection is no answer to a call that waits for it.
     pub lost: bool,
     pub level: bool,
+    /// What it was asked for, of which log.
+    pub fetches: BTreeMap<LogUid, Fetch>,
+}
+
+/// A question for bytes of a log's file.
+#[derive(Debug)]
+pub(crate) enum Fetch {
+    Asked(DataPart),
+    Answered(Vec<u8>),
 }
 
 impl Positions {
-    /// Whether something was sent that is not synced.
+    /// Whether something was sent that is not synced, or was asked for and has not come.
     pub fn waits(&self) -> bool {
-        self.ledger_sent > self.ledger || self.logs.values().any(|log| log.sent.sequence > log.synced)
+        self.ledger_sent > self.ledger
+            || self.logs.values().any(|log| log.sent.sequence > log.synced)
+            || self.fetches.values().any(|fetch| matches!(fetch, Fetch::Asked(_)))
     }
 }
 
@@ -96,6 +108,8 @@ impl Positions {
             self.moved_at = now;
         }
         self.lost = true;
+        // Whoever asked finds its question gone.
+        self.fetches.clear();
     }
 
     /// The copy said something, or it was found to lack nothing.
@@ -115,6 +129,21 @@ impl Positions {
         }
         *synced = mark.sequence.max(*synced);
         Ok(())
+    }
+
+    pub fn take_fetched(&mut self, fetched: FetchedBytes) -> Result<(), mirror::Error> {
+        match self.fetches.get_mut(&fetched.part.log) {
+            // Nothing waits for it any more.
+            None => Ok(()),
+            Some(fetch) => {
+                let answers = matches!(&*fetch, Fetch::Asked(asked) if fetched.answers(asked));
+                if !answers {
+                    return Err(mirror::Error::Broken("other bytes than were asked for"));
+                }
+                *fetch = Fetch::Answered(fetched.bytes);
+                Ok(())
+            }
+        }
     }
 
     pub fn take_executed(&mut self, ledger: LedgerPosition, logs: &[LogMark]) -> Result<(), mirror::Error> {

@@ -36,6 +36,7 @@ mod large_pages;
 mod leases;
 mod ledger;
 mod level;
+mod live_repair;
 mod lock_leases;
 mod lock_questions;
 mod lock_requests;

@@ -11,12 +11,12 @@ use crate::error::Error;
 use crate::level::{LEVEL_PATIENCE, greet, judge_history};
 use crate::replay::copy::LocalCopy;
 use format::mirror::RecordsOfLog;
-use format::{Envelope, HEADER_BYTES, Life, LogUid, NodeId, PoolUid, Sequence};
+use format::{Envelope, HEADER_BYTES, Incarnation, Life, LogUid, NodeId, PoolUid, Sequence};
 use ipc::Digested;
 use ipc::host::{Host, Time};
 use mirror::logs::{FIRST_SPACE, LogFile, LogSize, RING_START, bytes_between, log_file};
 use mirror::{CopyEnds, Sender, records_of};
-use pmem::MediaError;
+use pmem::{MediaError, Medium};
 use pmem::ring::PAD_KIND;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -141,27 +141,14 @@ impl<'a> GreetedCopies<'a> {
         end: Digested,
     ) -> Result<(), Error> {
         let file = writable(local, range.log, self.pool)?;
-        let ring = (RING_START, file.ring_end());
         let from = Digested { sequence: range.from, position: range.from_position.get() };
-        let (mut at, mut left) = (from.position, bytes_between(ring, from, end).min(file.ring_bytes()));
-        let mut frames = FetchedFrames { next: at };
-        while left > 0 {
+        let mut fetched = FetchedRange::new(&file, from, end);
+        while let Some(part) = fetched.next() {
             let until = self.until();
             let (sender, ends) = &mut self.copies[index];
             let node = sender.connection().node();
-            let bytes = left.min(ring.1 - at);
-            let part = ((range.log, range.incarnation), (at, bytes));
-            let fetched =
-                sender.fetch(ends, part.0, part.1, until).map_err(|error| Error::Copy(node, error))?;
-            let pad = frames.pad_in(at, &fetched);
-            // The part that a pad skips may have no space.
-            file.put(at, &fetched[..pad.unwrap_or(fetched.len())])?;
-            let taken = if pad.is_some() { ring.1 - at } else { fetched.len() as u64 };
-            left = left.saturating_sub(taken);
-            at += taken;
-            if at >= ring.1 {
-                (at, frames.next) = (ring.0, ring.0);
-            }
+            let bytes = sender.fetch(ends, (range.log, range.incarnation), part, until);
+            fetched.put(&bytes.map_err(|error| Error::Copy(node, error))?)?;
         }
         file.sync()?;
         // The hashes of the former bytes are forgotten with the file.
@@ -205,6 +192,45 @@ fn own_records(
     }))
 }
 
+/// A range of a log that is fetched from a copy and put into a file, part after part.
+pub(crate) struct FetchedRange<'a> {
+    file: &'a LogFile,
+    at: u64,
+    left: u64,
+    frames: FetchedFrames,
+}
+
+impl<'a> FetchedRange<'a> {
+    /// The records between two places.
+    pub fn new(file: &'a LogFile, from: Digested, end: Digested) -> Self {
+        let left = bytes_between((RING_START, file.ring_end()), from, end).min(file.ring_bytes());
+        Self { file, at: from.position, left, frames: FetchedFrames { next: from.position } }
+    }
+
+    /// The position of the next part, and at most how many bytes it has; `None` at the end.
+    pub fn next(&self) -> Option<(u64, u64)> {
+        (self.left > 0).then(|| (self.at, self.left.min(self.file.ring_end() - self.at)))
+    }
+
+    /// Puts the next part into the file, or the beginning of it.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), MediaError> {
+        let pad = self.frames.pad_in(self.at, bytes);
+        // The part that a pad skips may have no space.
+        self.file.put(self.at, &bytes[..pad.unwrap_or(bytes.len())])?;
+        let ring_end = self.file.ring_end();
+        let taken = if pad.is_some() { ring_end - self.at } else { bytes.len() as u64 };
+        self.left = self.left.saturating_sub(taken);
+        self.at += taken;
+        if self.at >= ring_end {
+            (self.at, self.frames.next) = (RING_START, RING_START);
+        }
+        Ok(())
+    }
+}
+
 /// The frames in the fetched bytes of a log.
 struct FetchedFrames {
     /// Where the next one begins.
@@ -236,12 +262,24 @@ fn writable(local: &mut LocalCopy, uid: LogUid, pool: PoolUid) -> Result<Arc<Log
     if let Some(file) = file.filter(|file| file.region().bytes() == bytes) {
         return Ok(file);
     }
-    match local.medium.remove(&log_file(uid, incarnation)) {
+    Ok(Arc::new(made_again(&local.medium, pool, (uid, incarnation), (bytes, owner))?))
+}
+
+/// An empty file of a log, in the place of the one that there is.
+///
+/// # Errors
+/// The error of the medium.
+pub(crate) fn made_again(
+    medium: &Medium,
+    pool: PoolUid,
+    life: (LogUid, Incarnation),
+    (file_bytes, owner): (u64, u32),
+) -> Result<LogFile, MediaError> {
+    match medium.remove(&log_file(life.0, life.1)) {
         Ok(()) | Err(MediaError::NotFound) => {}
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     }
-    let size = LogSize { file_bytes: bytes, space: FIRST_SPACE };
-    Ok(Arc::new(LogFile::create(&local.medium, pool, (uid, incarnation), size, owner)?))
+    LogFile::create(medium, pool, life, LogSize { file_bytes, space: FIRST_SPACE }, owner)
 }
 
 #[cfg(test)]

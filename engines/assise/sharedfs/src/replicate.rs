@@ -10,6 +10,8 @@ use crate::error::Error;
 use crate::level::{
     LEVEL_PATIENCE, LOOK, TURN_BYTES, begin_copy, first_other_entry, greet, lives_of, log_to_send, wait,
 };
+use crate::replay::batch::NO_FRAME;
+use crate::session_end::TerminationReason;
 use crate::state::{Core, State};
 use ccnvm::SessionId;
 use format::call::{Status, split};
@@ -24,7 +26,7 @@ use std::time::Duration;
 use transport::Connection;
 
 /// How long a daemon that stops waits for a copy that says nothing.
-const STOP_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two rounds of the background stream.
 const ROUND: Duration = Duration::from_millis(5);
 /// Bytes of a log that the background stream sends in a round.
@@ -318,19 +320,24 @@ impl Core {
             let now = self.host.now();
             let last = [until, closing].into_iter().flatten().min();
             if last.is_some_and(|last| now >= last) {
-                let error = Error::Copy(copy.node, transport::Error::TimedOut.into());
-                if closing.is_some() {
-                    // The records in the logs are for the next life.
-                    self.state.lock().stop(&error);
-                    self.tell_failure();
-                }
-                return Err(error);
+                return Err(match closing {
+                    Some(_) => self.stop_waiting(copy.node),
+                    None => Error::Copy(copy.node, transport::Error::TimedOut.into()),
+                });
             }
             let wake = now.after(LOOK);
             if copy.listen(*seen, last.map_or(wake, |last| last.min(wake))) == Listened::Executed {
                 self.note_executed();
             }
         }
+    }
+
+    /// The daemon is to end, and waits for a copy no more: the records in the logs are for the next life.
+    pub fn stop_waiting(&self, node: NodeId) -> Error {
+        let error = Error::Copy(node, transport::Error::TimedOut.into());
+        self.state.lock().stop(&error);
+        self.tell_failure();
+        error
     }
 
     /// A tree is further, or a copy counts no more: space that it held back may be used again.
@@ -429,15 +436,22 @@ impl Core {
         }
     }
 
-    /// [`format::call::CallKind::Sync`], whose ledger is synced here.
-    pub fn sync_copies(&self, id: SessionId, body: &[u8], until: Option<Time>) -> Result<(), Error> {
+    /// [`format::call::CallKind::Sync`], whose ledger is synced here. A session ends whose log has fewer records than the program has
+    /// committed: the copies cannot get the others.
+    pub fn sync_copies(&self, id: SessionId, body: &[u8]) -> Result<(), Status> {
         let Ok((request, _)) = split::<SyncRequest>(body) else { return Ok(()) };
         let up_to = {
             let mut state = self.state.lock();
-            let Ok(session) = state.live(id) else { return Ok(()) };
-            request.record.min(session.shared.committed())
+            request.record.min(state.live(id)?.shared.committed())
         };
-        self.reach(id, up_to, request.entry, until)?;
+        match self.reach(id, up_to, request.entry, None) {
+            Ok(Reached::All) => {}
+            Ok(Reached::Until(_)) => {
+                self.terminate(id, TerminationReason::Cut(NO_FRAME));
+                return Err(Status::Sealed);
+            }
+            Err(_) => return Err(Status::Media),
+        }
         let state = self.state.lock();
         if let Some(session) = state.sessions.get(&id) {
             let asked = self.copies.are_asked();
@@ -483,7 +497,7 @@ impl Core {
                     self.note_executed();
                     heard = true;
                 }
-                Listened::Synced => heard = true,
+                Listened::Synced | Listened::Fetched => heard = true,
                 Listened::Nothing => {}
             }
         }
@@ -516,7 +530,7 @@ impl Core {
             match copy.listen_behind(until) {
                 Listened::Executed => self.note_executed(),
                 Listened::Synced => self.announce_work(),
-                Listened::Nothing => {}
+                Listened::Nothing | Listened::Fetched => {}
             }
         }
     }

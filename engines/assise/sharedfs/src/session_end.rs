@@ -98,7 +98,7 @@ impl Core {
         self.remove_lock_table(id);
         // The word's value is an upper bound: the log may hold fewer records, or records that do not count.
         let cut = shared.committed();
-        let digested = self.digest(id, cut);
+        let digested = self.digest_last(id, cut);
         if let Ok(Step::Cut(reason)) = digested {
             self.state.lock().note_last_cut(id, reason);
         }

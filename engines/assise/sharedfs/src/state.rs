@@ -19,6 +19,7 @@ use crate::ready::ReadyLog;
 use crate::recalls::Recalls;
 use crate::references::References;
 use crate::register::Register;
+use crate::repair::Repaired;
 use crate::replay::copy::LocalCopy;
 use crate::replay::table::Grant;
 use crate::room::Room;
@@ -113,6 +114,8 @@ pub(crate) struct State {
     /// Inodes that the next commits remove.
     pub reaping: BTreeSet<InodeNumber>,
     pub terminations: VecDeque<Termination>,
+    /// Logs of sessions that were repaired from a copy; only the newest.
+    pub repaired: VecDeque<Repaired>,
     /// The state of former sessions, kept for their successors.
     pub detached: DetachedSessions,
     pub locks: Locks,
@@ -271,6 +274,7 @@ impl State {
             register,
             kept,
             terminations: VecDeque::new(),
+            repaired: VecDeque::new(),
             failure: None,
             lacks: false,
             is_full: false,
@@ -329,6 +333,13 @@ impl State {
             self.terminations.pop_front();
         }
         self.terminations.push_back(Termination { session: session.0, uid, reason });
+    }
+
+    pub fn note_repaired(&mut self, repaired: Repaired) {
+        if self.repaired.len() == TERMINATIONS_MAX {
+            self.repaired.pop_front();
+        }
+        self.repaired.push_back(repaired);
     }
 
     /// How far a session's log is digested into the area.

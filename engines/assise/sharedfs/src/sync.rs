@@ -138,10 +138,10 @@ impl Core {
         if self.copies.is_short() {
             return Err(SHORT);
         }
-        status_of(match wanted {
-            Wanted::All => self.reach_all(),
-            _ => self.sync_copies(id, body, None),
-        })?;
+        match wanted {
+            Wanted::All => status_of(self.reach_all())?,
+            _ => self.sync_copies(id, body)?,
+        }
         // A copy that counts no more was waited for by nobody; that there are too few was said before.
         if self.copies.is_short() { Err(SHORT) } else { Ok(()) }
     }

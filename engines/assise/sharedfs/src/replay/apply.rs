@@ -24,6 +24,11 @@ pub enum CutReason {
 }
 
 impl CutReason {
+    /// Whether records are missing, or are not those that were read before: a copy may have them.
+    pub(crate) fn is_of_the_file(self) -> bool {
+        matches!(self, Self::Decode(_) | Self::Changed)
+    }
+
     /// Whether another entry in the ledger might have made the record count.
     pub(crate) fn is_of_the_ledger(self) -> bool {
         matches!(self, Self::Refused(_) | Self::Contradiction(_))

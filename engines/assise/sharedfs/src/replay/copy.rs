@@ -147,6 +147,15 @@ impl LocalCopy {
         }
     }
 
+    /// Another file takes the place of a log's. It has the records behind those that the tree contains.
+    pub fn replace_file(&mut self, uid: LogUid, file: Arc<LogFile>) {
+        let file = self.with_hashes(Some(file));
+        if let Some(log) = self.logs.get_mut(&uid) {
+            log.before = log.before.filter(|before| *before == log.digested.sequence);
+            log.file = file;
+        }
+    }
+
     /// How far a log is in the tree.
     pub fn digested(&self, uid: LogUid) -> Digested {
         self.logs.get(&uid).map_or(BEGINNING, |log| log.digested)
