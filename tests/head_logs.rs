@@ -14,9 +14,9 @@ mod several;
 
 use harness::until;
 use prefix::Random;
-use processes::{Job, count, job};
+use processes::{Job, count, job, say};
 use several::cluster::Chain;
-use several::worker;
+use several::worker::{self, Said};
 use std::fs::{File, OpenOptions, read_to_string};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,75 @@ const RING_START: u64 = 4096;
 #[test]
 fn a_worker_says_what_it_did() {
     let Some(words) = job() else { return };
-    worker::job(&words);
+    match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["append", folder] => append(Path::new(folder)),
+        ["appended", folder, synced] => appended(Path::new(folder), synced.parse().unwrap()),
+        _ => worker::job(&words),
+    }
+    std::process::exit(0);
+}
+
+/// Bytes of a piece that a program appends.
+const PIECE_BYTES: usize = 600;
+/// It makes a file with the number of so many pieces, too.
+const PIECES_A_FILE: u64 = 8;
+
+/// A program that syncs each piece and reads nothing: its own log is damaged. It ends with the first call that fails.
+fn append(folder: &Path) {
+    let file = File::create(folder.join("pieces")).unwrap();
+    for number in 1_u64.. {
+        let appended = file.write_all_at(&piece(number), (number - 1) * PIECE_BYTES as u64).and_then(|()| {
+            say(&format!("did {number}"));
+            if number.is_multiple_of(PIECES_A_FILE) {
+                File::create(folder.join(number.to_string()))?;
+                File::open(folder)?.sync_all()?;
+            }
+            file.sync_all()
+        });
+        match appended {
+            Ok(()) => say(&format!("synced {number}")),
+            Err(why) => return say(&format!("failed {number}: {why}")),
+        }
+    }
+}
+
+fn piece(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(PIECE_BYTES / 8)
+}
+
+/// All that was synced is there, and nothing is wrong behind it.
+fn appended(folder: &Path, synced: u64) {
+    let pieces = std::fs::read(folder.join("pieces")).unwrap();
+    let there: Vec<_> = pieces.chunks(PIECE_BYTES).collect();
+    let wrong = there.iter().zip(1..).find(|(found, number)| **found != piece(*number));
+    assert_eq!(wrong.map(|(_, number)| number), None, "of {} pieces, {synced} of them synced", there.len());
+    assert!(there.len() as u64 >= synced, "{} pieces of {synced} that were synced", there.len());
+    let files = (PIECES_A_FILE..=synced).step_by(PIECES_A_FILE as usize);
+    let missing: Vec<u64> = files.filter(|number| !folder.join(number.to_string()).exists()).collect();
+    assert_eq!(missing, [0; 0], "files that were synced");
+    say(&format!("there {}", there.len()));
+}
+
+/// Two programs at the node that leads, each in a folder of its own that is on all copies.
+fn begin(chain: &Chain, head: u32, root: &str) -> [Job; 2] {
+    [0, 1].map(|number| {
+        let folder = chain.path_at(head, &format!("{root}-{number}"));
+        assert_eq!(chain.begin_at(head, JOBS, &["make", &folder]).line().as_deref(), Some("made"));
+        chain.begin_at(head, JOBS, &["append", &folder])
+    })
+}
+
+/// All that they synced is at the node that leads now.
+fn judge(chain: &Chain, at: u32, root: &str, said: &[Said; 2]) -> [String; 2] {
+    [0, 1].map(|number| {
+        let folder = format!("{root}-{number}");
+        let synced = said[number].synced.to_string();
+        let mut job = chain.begin_at(at, JOBS, &["appended", &chain.path_at(at, &folder), &synced]);
+        let lines = job.rest();
+        assert!(lines.last().is_some_and(|line| line.starts_with("there ")), "{lines:?}: {:?}", said[number]);
+        chain.remove_at(at, &folder);
+        format!("{} of {synced}, {:?}", lines.last().unwrap(), said[number].last)
+    })
 }
 
 /// Damage to a log.
@@ -52,32 +120,39 @@ impl Damage {
         [Self::Cut, Self::Emptied, Self::Overwritten, Self::HalfOverwritten][(number + count("HEARTH_TEMP", 0)) as usize % 4]
     }
 
-    /// The log may be over already.
-    fn begin(self, log: &Path) {
-        let Ok(file) = OpenOptions::new().write(true).open(log) else { return };
-        let bytes = file.metadata().unwrap().len();
+    fn begin(self, log: &Log) {
         match self {
-            Self::Cut => file.set_len(0).unwrap(),
+            Self::Cut => log.file.set_len(0).unwrap(),
             Self::Emptied => {
-                file.set_len(0).unwrap();
-                file.set_len(bytes).unwrap();
+                log.file.set_len(0).unwrap();
+                log.file.set_len(log.bytes).unwrap();
             }
-            Self::Overwritten => overwrite(&file, bytes, 0),
-            Self::HalfOverwritten => overwrite(&file, bytes, 2048),
+            Self::Overwritten => log.overwrite(0),
+            Self::HalfOverwritten => log.overwrite(2048),
         }
     }
 }
 
-/// Writes other bytes over each page of a log, from this byte of it on.
-fn overwrite(file: &File, bytes: u64, from: u64) {
-    let junk = vec![0xa5; 4096 - from as usize];
-    // Records of the workers are near its beginning.
-    let end = bytes.min(8 << 20);
-    (RING_START..end).step_by(4096).for_each(|page| file.write_all_at(&junk, page + from).unwrap());
+/// The log of a program.
+struct Log {
+    path: PathBuf,
+    /// The file that the program has, whatever has its name later.
+    file: File,
+    bytes: u64,
+}
+
+impl Log {
+    /// Writes other bytes over each page, from this byte of it on.
+    fn overwrite(&self, from: u64) {
+        let junk = vec![0xa5; 4096 - from as usize];
+        // The records of the programs are near its beginning.
+        let end = self.bytes.min(8 << 20);
+        (RING_START..end).step_by(4096).for_each(|page| self.file.write_all_at(&junk, page + from).unwrap());
+    }
 }
 
 /// The logs that these processes have mapped: one of each.
-fn logs_of(pids: [u32; 2]) -> [PathBuf; 2] {
+fn logs_of(pids: [u32; 2]) -> [Log; 2] {
     pids.map(|pid| {
         let maps = read_to_string(format!("/proc/{pid}/maps")).unwrap();
         let mut paths = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
@@ -85,7 +160,10 @@ fn logs_of(pids: [u32; 2]) -> [PathBuf; 2] {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             name.starts_with("log-") && !name.ends_with("-locks")
         };
-        paths.find(is_log).expect("a program that syncs has a log").to_owned()
+        let path = paths.find(is_log).expect("a program that syncs has a log").to_owned();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let bytes = file.metadata().unwrap().len();
+        Log { path, file, bytes }
     })
 }
 
@@ -99,47 +177,41 @@ fn damaged(chain: &Chain, damage: Damage, seed: u64) {
     let root = format!("round-{seed}");
     let head = chain.until_whole();
     let daemon = chain.daemon_of(head);
-    let jobs = chain.begin_workers(head, &root, seed);
+    let jobs = begin(chain, head, &root);
     let pids = jobs.each_ref().map(Job::pid);
     let said = chain.during(jobs, &mut Random(seed), |_, live| {
         live.until_they_go_on();
         let logs = logs_of(pids);
         until("the sessions have ended", || {
             logs.iter().for_each(|log| damage.begin(log));
-            !logs.iter().any(|log| log.exists())
+            !logs.iter().any(|log| log.path.exists())
         });
     });
-    let found = chain.listing_at(head, &root);
-    let judged = worker::judge(&found, seed, &said);
-    println!("{damage:?}: {judged:?} of {:?} are there", said.each_ref().map(|said| said.synced));
+    println!("{damage:?}: {:?}", judge(chain, head, &root, &said));
     assert_eq!((chain.until_whole(), chain.daemon_of(head)), (head, daemon), "{damage:?}: the node went on");
     chain.until_equal();
-    chain.remove_at(head, &root);
 }
 
 /// The same, and the tree is truncated with them.
 fn damaged_with_the_tree(chain: &Chain, damage: Damage, seed: u64) {
     let root = format!("round-{seed}");
     let head = chain.until_whole();
-    let jobs = chain.begin_workers(head, &root, seed);
+    let jobs = begin(chain, head, &root);
     let pids = jobs.each_ref().map(Job::pid);
     let mut next = 0;
     let said = chain.during(jobs, &mut Random(seed), |chain, live| {
         live.until_they_go_on();
         let logs = logs_of(pids);
-        let pool = logs[0].parent().unwrap();
+        let pool = logs[0].path.parent().unwrap();
         logs.iter().for_each(|log| damage.begin(log));
         OpenOptions::new().write(true).open(pool.join("tree")).unwrap().set_len(0).unwrap();
         next = chain.until_leads_but(&[head]);
     });
-    let found = chain.listing_at(next, &root);
-    let judged = worker::judge(&found, seed, &said);
-    println!("{damage:?} with the tree: {judged:?} of {:?} are there", said.each_ref().map(|said| said.synced));
+    println!("{damage:?} with the tree: {:?}", judge(chain, next, &root, &said));
     chain.try_hearth(&["down", "--node", &head.to_string(), "--hard"]);
     std::fs::remove_dir_all(format!("{}/node-{head}/pool", chain.dir())).unwrap();
     chain.start(head);
     assert_eq!(chain.until_whole(), next, "{damage:?}");
-    chain.remove_at(next, &root);
     chain.until_equal();
 }
 

@@ -21,7 +21,7 @@ use ipc::socket::Listener;
 use ipc::{Descriptor, Host, SystemHost, Word};
 use pmem::Medium;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
-use sharedfs::{Config, Daemon, ListenerSettings, Recovered, format_pool, reject_all};
+use sharedfs::{Config, Daemon, ListenerSettings, Recovered, Repaired, format_pool, reject_all};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeSet;
@@ -173,6 +173,7 @@ pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Res
     let (daemon, pool) = (daemon.clone(), pool.clone());
     let body = move || {
         let (mut told, mut told_ends) = (BTreeSet::new(), BTreeSet::new());
+        let mut told_repairs = Vec::new();
         // The pool of a daemon that has ended is another one's to watch.
         while !daemon.has_ended() {
             if let Some(why) = removed(&pool) {
@@ -183,6 +184,9 @@ pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Res
                     error!("{}", damaged_block(&block));
                 }
             }
+            let repairs = daemon.repaired();
+            repairs.iter().filter(|repaired| !told_repairs.contains(*repaired)).for_each(tell_repaired);
+            told_repairs = repairs;
             let ends = daemon.terminations();
             told_ends.retain(|(session, _)| ends.iter().any(|end| end.session == *session));
             for end in ends {
@@ -199,6 +203,12 @@ pub(crate) fn watch_pool(daemon: &Arc<Daemon>, pool: &Arc<Vec<Presence>>) -> Res
         }
     };
     spawn("pool", body)
+}
+
+/// Says that a log was not as it was at a copy.
+fn tell_repaired(repaired: &Repaired) {
+    let (log, node, from) = (repaired.log, repaired.node, repaired.after.next());
+    warn!(%log, %from, up_to = %repaired.up_to, "records that were missing or wrong here were taken from node {node}");
 }
 
 /// The report of a damaged block of which a program wrote a part.
@@ -295,10 +305,7 @@ pub(crate) fn tell_recovered(recovered: &Recovered, took: Duration) -> Vec<Strin
     for (log, reason) in &recovered.cuts {
         warn!(%log, ?reason, "the end of a log did not count");
     }
-    for repaired in &recovered.repaired {
-        let (log, node, from) = (repaired.log, repaired.node, repaired.after.next());
-        warn!(%log, %from, up_to = %repaired.up_to, "records that were missing or wrong here were taken from node {node}");
-    }
+    recovered.repaired.iter().for_each(tell_repaired);
     let lost = |(log, last): &(LogUid, Sequence)| {
         format!("log {log}: the record after {last} is damaged; it and those behind it did not count")
     };

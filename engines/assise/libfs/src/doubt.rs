@@ -142,5 +142,6 @@ impl State {
             self.recovered.pop_front();
         }
         self.recovered.push_back((self.former, last));
+        self.note_losses(last);
     }
 }

@@ -379,7 +379,7 @@ impl LibFs {
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
         for _ in 0..self.limits.attempts {
             if self.sync_in_session(node)? {
-                return Ok(());
+                return if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) };
             }
         }
         Err(Error::Io)
@@ -430,6 +430,7 @@ impl LibFs {
         for _ in 0..self.limits.attempts {
             let line = self.line()?;
             match self.call(&line, CallKind::SyncAll, &[], &mut Vec::new())? {
+                Status::Ok if self.state().losses.take_any() => return Err(Error::Io),
                 Status::Ok => return Ok(()),
                 Status::Sealed => {}
                 refused => return Err(error_of(refused)),

@@ -28,6 +28,7 @@ mod lease_cache;
 mod local_locks;
 mod locks;
 mod log_memory;
+mod losses;
 mod lookup;
 mod names;
 mod need;

@@ -6,9 +6,11 @@
 //! was sealed, or the daemon died and was restarted), LibFS attaches again through the same connector.
 
 use crate::error::Error;
-use format::SegmentId;
+use crate::state::{Session, State};
+use crate::words::open_places;
 use format::call::{CallKind, Status};
 use format::session::Welcome;
+use format::{SegmentId, Sequence};
 use ipc::{Descriptor, Mapping};
 use pmem::{ReadMapping, Region};
 use std::sync::Arc;
@@ -78,5 +80,66 @@ pub trait Link: Send + Sync {
     fn lifeline(&self, number: u64) -> Result<Descriptor, Error> {
         let _ = number;
         Err(Error::Refused)
+    }
+}
+
+impl State {
+    /// Ends the session. Inodes to which this process refers stay, by number; their cached state is dropped.
+    pub fn end_session(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.former = session.welcome.session.get();
+            self.last = Some((session.words, session.link));
+            self.note_changed();
+        }
+        self.outside.end_session();
+        self.era += 1;
+        for index in self.nodes.indices() {
+            let node = self.nodes.get_mut(index);
+            node.lose(&mut self.pool);
+            node.dirty = false;
+            node.last = Sequence::new(0);
+            node.open_place = None;
+            node.held_outside = false;
+        }
+        self.dirty.clear();
+        self.reset_releases();
+        self.open_places = open_places();
+        self.locks.end_session();
+        self.half_full = false;
+    }
+
+    /// Ends the session; the next one continues the detached session with this number.
+    pub fn leave_for(&mut self, number: u64) {
+        self.end_session();
+        self.former = number;
+    }
+
+    /// Begins a session. All open files are in its open table before its first call, by which SharedFS knows that there
+    /// are no more. Files without a reference are entered first.
+    pub fn begin_session(&mut self, session: Session) {
+        let goes_on = session.welcome.goes_on.get() == 1;
+        if goes_on {
+            self.note_recovered(session.welcome.recovered);
+        } else {
+            self.releases.clear();
+        }
+        self.last = None;
+        self.leases.reset();
+        self.session = Some(session);
+        let mut referenced = Vec::new();
+        for index in self.nodes.indices() {
+            let node = self.nodes.get_mut(index);
+            node.referenced &= goes_on;
+            node.referenced_to_write &= goes_on;
+            if node.opens > 0 && node.referenced {
+                referenced.push(index);
+            } else if node.opens > 0 {
+                self.enter_open_table(index);
+            }
+        }
+        for index in referenced {
+            self.enter_open_table(index);
+        }
+        self.list_releases();
     }
 }

@@ -14,6 +14,7 @@ use crate::files_ahead::FilesAhead;
 use crate::lease_cache::LeaseCount;
 use crate::local_locks::LocalLocks;
 use crate::log_memory::LogMemory;
+use crate::losses::Losses;
 use crate::need::{Need, RecordCost, Step, Stop};
 use crate::nodes::{Mix, NodeIndex, Nodes};
 use crate::outside::Outside;
@@ -198,6 +199,8 @@ pub(crate) struct State {
     pub former: u64,
     /// The last valid records of the logs of dead daemons; later records are not valid.
     pub recovered: VecDeque<(u64, Sequence)>,
+    /// Files with records that were lost.
+    pub losses: Losses,
     /// That session. Its words show whether its daemon will be restarted. Its connection stays open, so that the
     /// session does not end before another one continues it.
     pub last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
@@ -253,6 +256,7 @@ impl State {
             session: None,
             former: 0,
             recovered: VecDeque::new(),
+            losses: Losses::default(),
             last: None,
             taken: (None, None),
             appended: Sequence::new(0),
@@ -475,64 +479,6 @@ impl State {
             self.half_full = true;
         }
         Ok(appended)
-    }
-
-    /// Ends the session. Inodes to which this process refers stay, by number; their cached state is dropped.
-    pub fn end_session(&mut self) {
-        if let Some(session) = self.session.take() {
-            self.former = session.welcome.session.get();
-            self.last = Some((session.words, session.link));
-        }
-        self.outside.end_session();
-        self.era += 1;
-        for index in self.nodes.indices() {
-            let node = self.nodes.get_mut(index);
-            node.lose(&mut self.pool);
-            node.dirty = false;
-            node.last = Sequence::new(0);
-            node.open_place = None;
-            node.held_outside = false;
-        }
-        self.dirty.clear();
-        self.reset_releases();
-        self.open_places = open_places();
-        self.locks.end_session();
-        self.half_full = false;
-    }
-
-    /// Ends the session; the next one continues the detached session with this number.
-    pub fn leave_for(&mut self, number: u64) {
-        self.end_session();
-        self.former = number;
-    }
-
-    /// Begins a session. All open files are in its open table before its first call, by which SharedFS knows that there
-    /// are no more. Files without a reference are entered first.
-    pub fn begin_session(&mut self, session: Session) {
-        let goes_on = session.welcome.goes_on.get() == 1;
-        if goes_on {
-            self.note_recovered(session.welcome.recovered);
-        } else {
-            self.releases.clear();
-        }
-        self.last = None;
-        self.leases.reset();
-        self.session = Some(session);
-        let mut referenced = Vec::new();
-        for index in self.nodes.indices() {
-            let node = self.nodes.get_mut(index);
-            node.referenced &= goes_on;
-            node.referenced_to_write &= goes_on;
-            if node.opens > 0 && node.referenced {
-                referenced.push(index);
-            } else if node.opens > 0 {
-                self.enter_open_table(index);
-            }
-        }
-        for index in referenced {
-            self.enter_open_table(index);
-        }
-        self.list_releases();
     }
 
     /// Notes that an own record changed a node's item.

@@ -1,0 +1,92 @@
+//! Records that the daemon did not count, although this process has heard that their operations were done: the log was damaged, and the
+//! session was ended by force before them. The next sync of such a file fails, as one does after a failed write-back.
+//!
+//! Guarantees: of a file of which records of an ended session did not count, one sync fails before a sync succeeds.
+
+use crate::state::State;
+use format::{InodeNumber, Sequence};
+use ipc::words::Seal;
+use std::collections::BTreeSet;
+
+/// Files with lost records.
+#[derive(Default)]
+pub(crate) struct Losses {
+    /// The files that the session changed which ended last, each with its last record, if they were not digested when it ended.
+    ended: Vec<(InodeNumber, Sequence)>,
+    /// Files of which records are lost, and no sync has failed yet.
+    lost: BTreeSet<InodeNumber>,
+    /// No sync of everything has failed since files came to these.
+    is_untold: bool,
+}
+
+impl Losses {
+    /// A session ended after it had changed these files.
+    pub fn note_end(&mut self, changed: Vec<(InodeNumber, Sequence)>) {
+        self.ended = changed;
+    }
+
+    /// The log of that session was sealed behind record `sealed`, and counted up to `counted`.
+    fn note_counted(&mut self, sealed: Sequence, counted: Sequence) {
+        let lost = self.ended.drain(..).filter(|(_, last)| (*last).min(sealed) > counted);
+        let before = self.lost.len();
+        self.lost.extend(lost.map(|(inode, _)| inode));
+        self.is_untold |= self.lost.len() > before;
+    }
+
+    /// Whether a sync of a file has to fail, once.
+    pub fn take(&mut self, inode: InodeNumber) -> bool {
+        self.lost.remove(&inode)
+    }
+
+    /// Whether a sync of everything has to fail, once.
+    pub fn take_any(&mut self) -> bool {
+        std::mem::take(&mut self.is_untold)
+    }
+}
+
+impl State {
+    /// The session ends with these files changed.
+    pub fn note_changed(&mut self) {
+        let changed = self.nodes.indices().map(|index| self.nodes.get(index));
+        let changed = changed.filter(|node| node.dirty).map(|node| (node.inode, node.last));
+        self.losses.note_end(changed.collect());
+    }
+
+    /// A session begins that continues the former one, of which the records up to `counted` count. A log that no daemon sealed was
+    /// read by the next daemon: its last records are in doubt, and their operations are repeated.
+    pub fn note_losses(&mut self, counted: Sequence) {
+        let seal = self.last.as_ref().map(|(words, _)| words.seal());
+        match seal {
+            Some(Seal::Sealed(sealed)) => self.losses.note_counted(sealed, counted),
+            _ => self.losses.note_end(Vec::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(number: u64) -> InodeNumber {
+        InodeNumber::new(number)
+    }
+
+    #[test]
+    fn one_sync_of_a_file_with_lost_records_fails() {
+        let mut losses = Losses::default();
+        losses.note_end(vec![(file(1), Sequence::new(7)), (file(2), Sequence::new(8)), (file(3), Sequence::new(12))]);
+        losses.note_counted(Sequence::new(10), Sequence::new(7));
+        let told = [1, 2, 3].map(|number| losses.take(file(number)));
+        assert_eq!(told, [false, true, true]);
+        assert!(!losses.take(file(2)) && losses.take_any() && !losses.take_any());
+    }
+
+    /// A record behind the seal is made again by the next session.
+    #[test]
+    fn a_record_behind_the_seal_is_not_lost() {
+        let mut losses = Losses::default();
+        losses.note_end(vec![(file(1), Sequence::new(11))]);
+        losses.note_counted(Sequence::new(10), Sequence::new(10));
+        assert!(!losses.take(file(1)) && !losses.take_any());
+    }
+}
