@@ -117,7 +117,7 @@ enum Damage {
 
 impl Damage {
     fn of_round(number: u64) -> Self {
-        [Self::Cut, Self::Emptied, Self::Overwritten, Self::HalfOverwritten][(number + count("HEARTH_TEMP", 0)) as usize % 4]
+        [Self::Cut, Self::Emptied, Self::Overwritten, Self::HalfOverwritten][number as usize % 4]
     }
 
     fn begin(self, log: &Log) {

@@ -27,6 +27,7 @@ mod hostile_files;
 mod hostile_logs;
 mod hostile_memory;
 mod join;
+mod live_repair;
 mod lock_leases;
 mod locks;
 mod one_session;
