@@ -79,15 +79,15 @@ prove-doors: build
 
 # Nodes of clusters killed at any instant: the one that leads, also under databases, copies, daemons alone, two nodes at once,
 # all in any order, and either in the middle of a move; nodes with other pools, a manager that is away, and copies whose disk is
-# full, whose medium fails, or which are slow.
+# full, whose medium fails, or which are slow; and damaged logs of programs at the node that leads.
 prove-copies: build
 	@scripts/setup sqlite3 db_bench python3 cc
 	@HEARTH_COPIES_TOLD=1 HEARTH_COPIES_HEADS=100 HEARTH_COPIES_DATABASES=100 \
 	 HEARTH_COPIES_REPLICAS=100 HEARTH_COPIES_DAEMONS=100 \
 	 HEARTH_COPIES_DOUBLES=20 HEARTH_COPIES_ORDERS=36 \
 	 HEARTH_TROUBLE_MOVES=64 HEARTH_TROUBLE_POOLS=6 HEARTH_TROUBLE_LEASES=3 \
-	 HEARTH_TROUBLE_DISKS=24 HEARTH_TROUBLE_MEDIA=24 HEARTH_TROUBLE_SLOW=24 scripts/check tests \
-	 cargo test --release --locked -p hearth --test copies --test trouble --test copy_faults --no-fail-fast \
+	 HEARTH_TROUBLE_DISKS=24 HEARTH_TROUBLE_MEDIA=24 HEARTH_TROUBLE_SLOW=24 HEARTH_COPIES_LOGS=40 scripts/check tests \
+	 cargo test --release --locked -p hearth --test copies --test trouble --test copy_faults --test head_logs --no-fail-fast \
 	 -- --nocapture --test-threads=1 \
 	 2>&1 | scripts/sum-tests
 
