@@ -74,7 +74,11 @@ mod tests {
     #[test]
     fn one_sync_of_a_file_with_lost_records_fails() {
         let mut losses = Losses::default();
-        losses.note_end(vec![(file(1), Sequence::new(7)), (file(2), Sequence::new(8)), (file(3), Sequence::new(12))]);
+        losses.note_end(vec![
+            (file(1), Sequence::new(7)),
+            (file(2), Sequence::new(8)),
+            (file(3), Sequence::new(12)),
+        ]);
         losses.note_counted(Sequence::new(10), Sequence::new(7));
         let told = [1, 2, 3].map(|number| losses.take(file(number)));
         assert_eq!(told, [false, true, true]);

@@ -8,9 +8,9 @@
 //! Guarantees: a session does not end before a record that a copy has synced, for as long as the copy counts. A log is fetched when its
 //! session ends, a bounded number of times. The head does not stop because of the file of a log.
 
+use crate::copies::Copy;
 use crate::copies::Listened;
 use crate::copies::fetching::{Answer, CopiedRecords};
-use crate::copies::Copy;
 use crate::daemon::Daemon;
 use crate::digest::Step;
 use crate::error::Error;
@@ -111,7 +111,8 @@ impl Core {
     fn copy_with_more(&self, log: &EndingLog) -> Option<(Arc<Copy>, CopiedRecords)> {
         let (uid, incarnation) = log.life;
         let copies = self.copies.all().into_iter();
-        let having = copies.filter_map(|copy| copy.records_of(uid, incarnation).map(|records| (copy, records)));
+        let having =
+            copies.filter_map(|copy| copy.records_of(uid, incarnation).map(|records| (copy, records)));
         having
             .filter(|(_, records)| records.synced > log.digested.sequence)
             .max_by_key(|(copy, records)| (copy.is_connected(), records.synced))

@@ -76,7 +76,9 @@ fn a_program_that_goes_on_writing_over_its_log_changes_nothing() {
     let both = Undigested::new();
     lose(&both.client, both.second);
     let (log, second) = (both.client.attached.log.clone(), both.second);
-    let writes = Box::new(move || (0..SYNCED.len() as u64).for_each(|line| log.write(second.position + line * 64, &[7; 64])));
+    let writes = Box::new(move || {
+        (0..SYNCED.len() as u64).for_each(|line| log.write(second.position + line * 64, &[7; 64]))
+    });
     both.pair.follows.borrow_mut().meanwhile = Some((1, writes));
     assert_ended(&both);
     assert!(both.pair.follows.borrow().meanwhile.is_none(), "it was fetched meanwhile");
