@@ -519,6 +519,8 @@ impl Copy {
         self.removed.store(1, Ordering::Release);
         let connection = self.connection.lock().take();
         self.sender.lock().take();
+        // Nothing is asked without a sender.
+        self.positions.lock().fetches.clear();
         if let Some(connection) = connection {
             connection.close();
         }

@@ -139,7 +139,6 @@ impl Core {
                 match copy.answer_of(log.life.0) {
                     Answer::Bytes(bytes) => break bytes,
                     Answer::Lost => return Err(NotFetched::Lost),
-                    Answer::Due if copy.is_removed() => return Err(NotFetched::Lost),
                     Answer::Due => {}
                 }
                 copy.pump();

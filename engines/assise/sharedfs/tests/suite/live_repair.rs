@@ -73,13 +73,16 @@ fn an_fsync_of_records_that_are_lost_before_the_copy_has_them_fails() {
 /// The program goes on writing over its log while it is fetched: it has the former file.
 #[test]
 fn a_program_that_goes_on_writing_over_its_log_changes_nothing() {
-    let both = Undigested::new();
+    let mut both = Undigested::new();
+    // Several messages of 16 KiB.
+    assert!(both.client.write(both.file, 8_192, &[5; 40_000]));
+    sync(&both.client, &[(both.file, 1)]).unwrap();
     lose(&both.client, both.second);
     let (log, second) = (both.client.attached.log.clone(), both.second);
     let writes = Box::new(move || {
         (0..SYNCED.len() as u64).for_each(|line| log.write(second.position + line * 64, &[7; 64]))
     });
-    both.pair.follows.borrow_mut().meanwhile = Some((1, writes));
+    both.pair.follows.borrow_mut().meanwhile = Some((2, writes));
     assert_ended(&both);
     assert!(both.pair.follows.borrow().meanwhile.is_none(), "it was fetched meanwhile");
 }
