@@ -81,7 +81,7 @@ pub(crate) struct Positions {
     /// Its connection ended, and it has said nothing since. Another connection is no answer to a call that waits for it.
     pub lost: bool,
     pub level: bool,
-    /// What it was asked for, of which log.
+    /// The question that it was asked about each log.
     pub fetches: BTreeMap<LogUid, Fetch>,
 }
 
@@ -108,7 +108,7 @@ impl Positions {
             self.moved_at = now;
         }
         self.lost = true;
-        // Whoever asked finds its question gone.
+        // A thread that asked finds its question gone, and asks again.
         self.fetches.clear();
     }
 

@@ -18,7 +18,7 @@ pub(crate) struct CopiedRecords {
     pub sent: Digested,
 }
 
-/// What became of a question.
+/// The state of a question.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The copy sent these bytes, from the position on that was asked for.
@@ -61,7 +61,7 @@ impl Copy {
         positions.fetches.insert(asked.log, Fetch::Asked(asked));
     }
 
-    /// What became of the question about a log. Bytes are given once.
+    /// The state of the question about a log. Bytes are given once.
     pub fn answer_of(&self, log: LogUid) -> Answer {
         let mut positions = self.positions.lock();
         match positions.fetches.remove(&log) {

@@ -87,7 +87,7 @@ fn a_program_that_goes_on_writing_over_its_log_changes_nothing() {
     assert!(both.pair.follows.borrow().meanwhile.is_none(), "it was fetched meanwhile");
 }
 
-/// The copy counts no more before it has sent what was asked: the session ends as it does on one node, and holds nobody up.
+/// The copy counts no more before it has sent what was asked: the session ends as it does on one node, and no other program waits.
 #[test]
 fn a_copy_that_is_removed_while_a_log_is_fetched_holds_nobody_up() {
     let mut both = Undigested::new();
