@@ -89,6 +89,7 @@ fn mapped(job: &mut Job) -> u32 {
 fn idle(node: &Node, number: u32) -> Job {
     const SCRIPT: &str = "import os, signal, sys
 def asked(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print('asked', flush=True)
     sys.stdin.read()
     os._exit(0)
@@ -103,10 +104,10 @@ while True:
     Job::of(command)
 }
 
-/// A move that is being made.
-fn moving(node: &Node, rest: &[&str]) -> Job {
+/// A command about the cluster that is being carried out.
+fn ordered(node: &Node, name: &str, rest: &[&str]) -> Job {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
-    command.args(["move", "--dir", node.dir()]).args(rest);
+    command.args([name, "--dir", node.dir()]).args(rest);
     Job::of(command)
 }
 
@@ -199,7 +200,7 @@ fn the_lead_moves_when_a_program_that_has_not_used_the_tree_has_ended() {
     let (mut first, mut second) = (idle(&node, 1), standby(&node, 2));
     let one: u32 = first.line().unwrap().parse().unwrap();
     assert_eq!(node.status()["programs"], serde_json::json!([]), "it has no session");
-    let mut command = moving(&node, &["--to", "2"]);
+    let mut command = ordered(&node, "move", &["--to", "2"]);
     first.expect("asked");
     assert!(leads(&node, 1) && command.is_running() && !is_gone(one));
     assert_eq!(node.status()["chain"]["moving_to"], 2);
@@ -209,6 +210,42 @@ fn the_lead_moves_when_a_program_that_has_not_used_the_tree_has_ended() {
     assert!(is_gone(one));
     until_said(&node, 1, "waiting until node 1 leads: node 2 does");
     assert!(!read_to_string(said(&node, 1)).unwrap().contains("killed"));
+}
+
+/// The other node leads as soon as the daemon of this one has left.
+#[test]
+fn a_node_that_ends_in_order_leads_until_its_standby_programs_have_ended() {
+    let node = Node::several(2);
+    let (mut first, mut second) = (idle(&node, 1), standby(&node, 2));
+    let one: u32 = first.line().unwrap().parse().unwrap();
+    let mut command = ordered(&node, "down", &["--node", "1"]);
+    first.expect("asked");
+    assert!(leads(&node, 1) && command.is_running() && !is_gone(one));
+    assert_eq!(node.status()["chain"]["moving_to"], 2);
+    first.end_input();
+    assert_eq!(command.wait().code(), Some(0));
+    begun(&mut second);
+    assert!(is_gone(one));
+    assert!(!read_to_string(said(&node, 1)).unwrap().contains("killed"));
+    // No other node is in sync, so none leads.
+    drop(second);
+    let mut third = idle(&node, 2);
+    let two: u32 = third.line().unwrap().parse().unwrap();
+    node.hearth(&["down", "--node", "2"]);
+    until("its parent kills it", || is_gone(two));
+}
+
+#[test]
+fn a_program_that_does_not_end_is_killed_before_a_node_that_ends_in_order_leaves() {
+    let node = Node::several(2);
+    let (mut first, mut second) = (idle(&node, 1), standby(&node, 2));
+    let one: u32 = first.line().unwrap().parse().unwrap();
+    let mut command = ordered(&node, "down", &["--node", "1"]);
+    first.expect("asked");
+    begun(&mut second);
+    assert!(is_gone(one));
+    assert_eq!(command.wait().code(), Some(0));
+    until_said(&node, 1, "the lead moves to node 2: the program was killed");
 }
 
 #[test]

@@ -462,8 +462,10 @@ impl Member {
         done
     }
 
-    /// Ends in order: the node serves no more, and tells the cluster that it leaves.
+    /// Ends in order: the standby programs of the node end, the node serves no more, and it tells the cluster that it leaves.
     pub fn stop(&self) {
+        let leads = self.now.lock().head.clone();
+        let _no_programs = leads.as_ref().and_then(|head| self.end_standby_programs(head));
         // Release: pairs with the Acquire of the threads.
         self.stopping.store(1, Ordering::Release);
         SystemHost.wake(&self.stopping, ipc::WAKE_ALL);

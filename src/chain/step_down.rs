@@ -19,6 +19,8 @@ use tracing::{info, warn};
 
 /// How often it is looked whether programs have ended.
 const LOOK: Duration = Duration::from_millis(2);
+/// How long standby programs may take to end when the daemon of their node ends in order.
+const ENDING: Duration = Duration::from_secs(10);
 /// How long standby programs that are killed may take to be gone.
 const KILLED: Duration = Duration::from_secs(5);
 /// How long the copies may take to get what the last sessions left.
@@ -53,6 +55,31 @@ impl Member {
             warn!(to = order.to, why, "the lead stays");
         }
         moved
+    }
+
+    /// Ends the standby programs of a node that leads and whose daemon is to end: another node in sync leads then. Their parents tell
+    /// them to end, and kill them after a while. As long as the result lives, no other begins.
+    pub(super) fn end_standby_programs(&self, head: &Head) -> Option<NoStandbyPrograms<'_>> {
+        let membership = self.now.lock().membership.clone();
+        let subtree =
+            membership.and_then(|membership| membership.view()?.subtrees.get(&Path::root()).cloned());
+        let next = subtree.and_then(|subtree| subtree.in_sync().find(|node| *node != self.id))?.get();
+        let begun = SystemHost.now();
+        loop {
+            let waited = SystemHost.now().since(begun);
+            self.set_moving(next, waited >= ENDING);
+            let why = match self.begun.standby_programs.take() {
+                Ok(Some(none)) => return Some(none),
+                Ok(None) if waited < ENDING + KILLED && !head.is_over() => {
+                    SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
+                    continue;
+                }
+                Ok(None) => still_running("standby programs run", &parents(&self.begun.standby_programs)),
+                Err(why) => format!("it cannot be told whether standby programs run: {why}"),
+            };
+            warn!(why, "ending all the same");
+            return None;
+        }
     }
 
     fn set_moving(&self, to: u32, at_once: bool) {

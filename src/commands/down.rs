@@ -11,6 +11,7 @@ use crate::health::{self, NodeHealth};
 use crate::mountpoint;
 use crate::process::{Process, descendants_without, subcommand, variable_of, with_environment, with_mapping};
 use crate::say::{self, quoted};
+use crate::standby_lock;
 use rustix::process::{Pid, Signal, getpid};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -270,6 +271,9 @@ pub(super) fn tell_waiting(cluster: &Cluster, node: &Node, process: &Process) {
         }
         None if takes_nothing(cluster, node) => {
             format!("process {} waits for the daemon, which has failed", process.pid())
+        }
+        None if standby_lock::is_any_running(cluster, node).unwrap_or(false) => {
+            "waiting for its standby programs, which were told to end".to_owned()
         }
         None => match Process::load(&cluster.pid_file(node)) {
             Some(daemon) => {
