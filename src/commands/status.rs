@@ -79,6 +79,16 @@ impl Answer {
             Self::Up { state, .. } | Self::Unknown { state, .. } | Self::Down { state, .. } => *state,
         }
     }
+
+    /// A node that serves is degraded with it.
+    fn add_problem(&mut self, problem: &str) {
+        if let Self::Up { state, problems, .. } = self {
+            problems.push(problem.to_owned());
+            if *state == NodeState::Up {
+                *state = NodeState::Degraded;
+            }
+        }
+    }
 }
 
 pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
@@ -87,8 +97,13 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
         say::aside(format_args!("hearth: not known: this user may not read {}", settings.display()));
         return Ok(ExitCode::from(UNKNOWN));
     }
-    let cluster = arguments.place.cluster()?;
-    let answers: Vec<Answer> = cluster.settings.nodes.iter().map(|node| answer(&cluster, node)).collect();
+    let (cluster, is_wrong) = arguments.place.cluster_or_found()?;
+    let mut answers: Vec<Answer> = cluster.settings.nodes.iter().map(|node| answer(&cluster, node)).collect();
+    if is_wrong {
+        answers.iter_mut().for_each(|answer| {
+            answer.add_problem("hearth.toml cannot be used: the daemon cannot be started again when it dies")
+        });
+    }
     if arguments.json {
         let text = serde_json::to_string_pretty(&answers)
             .map_err(|why| Error::new(format!("cannot write the status: {why}")))?;
@@ -174,6 +189,10 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
         problems.push(
             "the pool is full or nearly full: writes may get ENOSPC until files are removed".to_owned(),
         );
+    }
+    // Of settings that cannot be understood it is not known.
+    if cluster.settings.capacity_bytes > 0 {
+        problems.extend(cluster.capacity_warning(node));
     }
     if let Some(chain) = &status.chain {
         problems.extend(chain.problems(status.node));
