@@ -2,6 +2,7 @@
 //! run.
 
 use super::Status;
+use crate::chain;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
@@ -195,6 +196,7 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
         problems.extend(cluster.capacity_warning(node));
     }
     if let Some(chain) = &status.chain {
+        problems.extend(chain::manager::problem(cluster));
         problems.extend(chain.problems(status.node));
     }
     if mount == Stand::DeadMount {
