@@ -6,7 +6,7 @@ use crate::chain;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
-use crate::mountpoint::{Stand, gateway, stand};
+use crate::mountpoint::{Stand, gateway, mount_command, stand};
 use crate::process::Process;
 use crate::say::{self, count, quoted};
 use crate::status::NodeStatus;
@@ -200,7 +200,10 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
         problems.extend(chain.problems(status.node));
     }
     if mount == Stand::DeadMount {
-        problems.push("the process of its mount is gone: calls through the mount fail".to_owned());
+        problems.push(format!(
+            "the process of its mount is gone: calls through the mount fail; {} makes it anew",
+            mount_command(cluster, node)
+        ));
     }
     problems
 }
@@ -294,7 +297,9 @@ fn mounted(mount: Stand) -> &'static str {
     match mount {
         Stand::Tree => "mounted",
         Stand::Nothing => "not mounted: hearth run shows it to a program, hearth mount to every one",
-        Stand::DeadMount => "mounted, but its gateway is gone: hearth umount takes it away",
+        Stand::DeadMount => {
+            "mounted, but its gateway is gone: hearth mount makes it anew, and hearth umount takes it away"
+        }
         Stand::Other => "not mounted, and the files there are not in the tree: move them away",
     }
 }

@@ -73,12 +73,9 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     drop(alone);
     let node = match &cluster.settings.chain {
         Some(_) => waiting::for_leader(&cluster)?,
-        None => {
-            let node = cluster.node(1)?;
-            mount::show_if_wanted(&cluster, node);
-            node
-        }
+        None => cluster.node(1)?,
     };
+    mount::show_if_it_leads(&cluster, node);
     say::line(format_args!("Run programs with: hearth run --dir {} -- COMMAND", quoted(&cluster.dir)));
     say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
@@ -198,10 +195,7 @@ pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     look_at_node(&cluster, node);
     say_start(arguments.node, &start_node_or_say(&cluster, node)?);
     drop(alone);
-    // A node of several is mounted when it leads.
-    if cluster.settings.chain.is_none() {
-        mount::show_if_wanted(&cluster, node);
-    }
+    mount::show_if_it_leads(&cluster, node);
     Ok(ExitCode::SUCCESS)
 }
 
