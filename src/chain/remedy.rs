@@ -30,7 +30,7 @@ pub fn of_pool(cluster: &Cluster, node: &Node, why: &sharedfs::Error) -> Option<
     }
     if why.is_no_space() {
         let free = statvfs(&node.pool).map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-        return Some(format!("the pool is as it was; {} MiB are free for its files in {pool}", free >> 20));
+        return Some(format!("{} MiB are free for its files in {pool}", free >> 20));
     }
     match why.media()? {
         MediaError::Locked => {

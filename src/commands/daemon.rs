@@ -389,7 +389,9 @@ fn make_pool(medium: &Medium, cluster: &Cluster, node: &Node) -> Result<()> {
     };
     let new = shape.format(PoolUid::new(SystemHost.random()));
     format_pool(medium, &new).map_err(|why| {
-        let remedy = remedy::of_pool(cluster, node, &why);
+        // `up` says more about the space for a new cluster.
+        let is_new = cluster.settings.nodes.iter().all(|node| !cluster.pool_made_file(node).exists());
+        let remedy = if is_new { None } else { remedy::of_pool(cluster, node, &why) };
         remedy::with(remedy)(of_daemon("make the pool")(why))
     })
 }

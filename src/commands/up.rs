@@ -2,6 +2,7 @@
 
 use super::down::stop;
 use super::{OneNode, Up, mount};
+use crate::chain::links::Links;
 use crate::chain::settings::{ChainSettings, PoolShape};
 use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
@@ -113,7 +114,10 @@ fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut CreatedFile
     let nodes = arguments.nodes.unwrap_or(1);
     let chain = match nodes {
         1 => None,
-        _ => Some(chain_settings(arguments, capacity_bytes).map_err(|why| none(&why))?),
+        _ => {
+            let chain = Links::may_connect().and_then(|()| chain_settings(arguments, capacity_bytes));
+            Some(chain.map_err(|why| none(&why))?)
+        }
     };
     let created = Cluster::create(dir, (medium, capacity_bytes), (nodes, chain), made);
     let mut cluster = created.map_err(|why| none(&why))?;
