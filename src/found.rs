@@ -1,5 +1,5 @@
 //! A cluster whose `hearth.toml` cannot be understood, as its folders and its processes tell of it: enough to see how its nodes
-//! are, and to end them. What can be read of the file is used for the places that lie elsewhere.
+//! are, and to end them. Places outside of the cluster's folder come from the file, as far as it can be read.
 
 use crate::cluster::{Cluster, MediumKind, Node, Settings, pool_within, socket_path};
 use crate::limits::Limits;

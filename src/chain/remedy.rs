@@ -1,6 +1,6 @@
-//! What an operator can do about a node that does not begin, or does not get the tree. Only a pool that is damaged or gone may be
-//! replaced by an empty one, and only beside a node that leads: of all other causes the pool may be the last one with what was
-//! acknowledged.
+//! The remedies that an operator is told for a node that does not begin, or does not get the tree. Only a pool that is damaged or gone
+//! may be replaced by an empty one, and only beside a node that leads: with any other cause this pool may be the last one with all
+//! acknowledged data.
 
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::Error;
