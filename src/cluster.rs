@@ -135,8 +135,30 @@ impl Cluster {
     /// # Errors
     /// There is none, or its settings cannot be read.
     pub fn open(dir: &Path) -> Result<Self> {
+        let text = Self::read(dir)?;
+        Self::of(dir, Written::parse(&dir.join("hearth.toml"), &text)?)
+    }
+
+    /// The same for a command that does not start anything: if the settings cannot be understood, it gets the cluster as its
+    /// folders and its processes tell of it, and why. Such a cluster is never written down.
+    ///
+    /// # Errors
+    /// There is none, or its settings cannot be read.
+    pub fn open_or_found(dir: &Path) -> Result<(Self, Option<Error>)> {
+        let text = Self::read(dir)?;
+        match Written::parse(&dir.join("hearth.toml"), &text) {
+            Ok(written) => Ok((Self::of(dir, written)?, None)),
+            Err(why) => match crate::found::cluster(dir, &text) {
+                Some(found) => Ok((found, Some(why))),
+                None => Err(why),
+            },
+        }
+    }
+
+    /// The text of the settings.
+    fn read(dir: &Path) -> Result<String> {
         let file = dir.join("hearth.toml");
-        let text = fs::read_to_string(&file).map_err(|why| match why.kind() {
+        fs::read_to_string(&file).map_err(|why| match why.kind() {
             ErrorKind::NotFound if dir.join("manager").is_dir() => Error::new(format!(
                 "there are no nodes in {dir}, only a cluster manager: hearth cluster status --dir {dir} asks it",
                 dir = quoted(dir)
@@ -145,16 +167,13 @@ impl Cluster {
                 Error::new(format!("there is no cluster in {} (hearth up makes one)", dir.display()))
             }
             _ => Error::at("read", &file)(why),
-        })?;
-        let written: Written = toml::from_str(&text).map_err(Error::at("understand", &file))?;
+        })
+    }
+
+    fn of(dir: &Path, written: Written) -> Result<Self> {
         let dir = dir.canonicalize().map_err(Error::at("find", dir))?;
         let nodes = written.nodes.iter().map(|node| node.node(&dir)).collect::<Result<Vec<_>>>()?;
         let Written { medium, capacity_bytes, mount, limits, chain, .. } = written;
-        limits.check()?;
-        if let Some(chain) = &chain {
-            chain.check()?;
-            chain.check_nodes(nodes.len())?;
-        }
         let settings = Settings { medium, capacity_bytes, mount, limits, chain, nodes };
         Ok(Self { dir, settings })
     }
@@ -275,6 +294,23 @@ impl Cluster {
     pub fn node(&self, number: u32) -> Result<&Node> {
         self.settings.nodes.iter().find(|node| node.number == number).ok_or_else(|| {
             Error::new(format!("node {number} does not exist: there are {}", self.settings.nodes.len()))
+        })
+    }
+
+    /// A sentence on a pool that has more than it may hold, because the capacity was made smaller since.
+    pub fn capacity_warning(&self, node: &Node) -> Option<String> {
+        let capacity = self.settings.capacity_bytes;
+        let entries = fs::read_dir(&node.pool).into_iter().flatten().flatten();
+        let segments = entries
+            .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("segment-")));
+        let made: u64 = segments.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
+        // Segments have a head beside their data.
+        (made > capacity + capacity / 16).then(|| {
+            format!(
+                "capacity_bytes = {capacity} in hearth.toml, and the files of {} for data have {made} bytes already: writes may \
+                 get ENOSPC until files are removed or the capacity is larger",
+                node.pool.display()
+            )
         })
     }
 

@@ -11,6 +11,7 @@ mod commands;
 mod daemon_lock;
 mod error;
 mod floor;
+mod found;
 mod health;
 mod key;
 mod limits;

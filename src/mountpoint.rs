@@ -199,6 +199,11 @@ pub fn tidy_locked(cluster: &Cluster, node: &Node, _alone: &ClusterLock) {
     }
 }
 
+/// The command that mounts a node.
+pub fn mount_command(cluster: &Cluster, node: &Node) -> String {
+    format!("hearth mount --node {} --dir {}", node.number, quoted(&cluster.dir))
+}
+
 /// The warning for a user who expects the tree there, in a line.
 pub fn warning(cluster: &Cluster, node: &Node) -> Option<String> {
     let tree = cluster.tree(node);
@@ -206,7 +211,9 @@ pub fn warning(cluster: &Cluster, node: &Node) -> Option<String> {
     match stand(cluster, node) {
         Stand::Nothing | Stand::Tree => None,
         Stand::DeadMount => Some(format!(
-            "a mount whose gateway is gone stands at {tree}: hearth umount --dir {} takes it away",
+            "a mount whose gateway is gone stands at {tree}: {} makes it anew, and hearth umount --node {} --dir {} takes it away",
+            mount_command(cluster, node),
+            node.number,
             quoted(&cluster.dir)
         )),
         Stand::Other if fs::read_dir(cluster.tree(node)).is_ok_and(|mut names| names.next().is_none()) => {

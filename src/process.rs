@@ -269,6 +269,13 @@ pub fn with_mapping(path: &Path) -> Vec<Process> {
         .collect()
 }
 
+/// A file that a process maps, and whose path begins so.
+pub fn mapped_below(pid: Pid, path: &str) -> Option<PathBuf> {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_nonzero())).ok()?;
+    let line = maps.lines().find(|line| names(line, path))?;
+    Some(PathBuf::from(&line[line.find('/')?..]))
+}
+
 /// Every process of which this user may know that it holds the lock (`flock`) of a file.
 pub fn with_lock(path: &Path) -> Vec<Process> {
     processes()

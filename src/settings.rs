@@ -1,6 +1,9 @@
 //! `hearth.toml`: the settings with which the cluster was made. Paths within the cluster's folder are not written down
 //! or relative to it, so that it can be moved and copied; earlier files have them absolute, and are read as if they had
 //! not. Only two things may be elsewhere: a pool in memory, and a socket whose path would be too long.
+//!
+//! A key or a table that is not known is refused everywhere: a setting that is misspelled would have its default instead, and a
+//! node without `[chain]` would serve a tree of its own.
 
 use crate::chain::settings::ChainSettings;
 use crate::cluster::{MediumKind, Node, fingerprint, pool_within, socket_path};
@@ -8,11 +11,16 @@ use crate::error::{Error, Result};
 use crate::limits::Limits;
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// Data that a pool may hold, in MiB: of less nothing would be left to promise, of more a daemon could not map all segments.
+pub const CAPACITY_MIB: RangeInclusive<u64> = 16..=12 << 20;
+
 /// The file.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Written {
     /// Medium of all pools.
     pub medium: MediumKind,
@@ -35,8 +43,65 @@ fn mounted_unless_chosen() -> bool {
     true
 }
 
+impl Written {
+    /// Reads the text of the file, and refuses settings that cannot work.
+    ///
+    /// # Errors
+    /// The file with the line and the reason; for a key that is not known also the nearest one that is.
+    pub fn parse(file: &Path, text: &str) -> Result<Self> {
+        let written: Self = toml::from_str(text).map_err(|why| {
+            let line = why.span().map(|span| line_of(text, span.start));
+            let at = line.map_or_else(String::new, |line| format!("line {line}: "));
+            let why = why.message();
+            let nearest = nearest_known(why).map(|name| format!("; the nearest known name is `{name}`"));
+            Error::new(format!(
+                "cannot understand {}: {at}{why}{}",
+                file.display(),
+                nearest.unwrap_or_default()
+            ))
+        })?;
+        written.check()?;
+        Ok(written)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.limits.check()?;
+        let (least, most) = (CAPACITY_MIB.start() << 20, CAPACITY_MIB.end() << 20);
+        if !(least..=most).contains(&self.capacity_bytes) {
+            return Err(Error::new(format!(
+                "hearth.toml: capacity_bytes = {} is not between {least} and {most}",
+                self.capacity_bytes
+            )));
+        }
+        let nodes = self.nodes.len();
+        match &self.chain {
+            Some(chain) => chain.check().and_then(|()| chain.check_nodes(nodes)),
+            None if nodes > 1 => Err(Error::new(format!(
+                "hearth.toml: the cluster has {nodes} nodes and no [chain]: each node would serve a tree of its own; put the \
+                 table [chain] with [chain.pools] back"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The number of the line, from 1, in which a byte of a text stands.
+fn line_of(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
+}
+
+/// The name that is most like the unknown one, of a message of serde: the first name in it is unknown, the others are known.
+fn nearest_known(message: &str) -> Option<&str> {
+    let mut names = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let unknown = names.next()?;
+    let like = |name: &str| strsim::normalized_damerau_levenshtein(unknown, name);
+    let nearest = names.max_by(|a, b| like(a).total_cmp(&like(b)))?;
+    (like(nearest) >= 0.5).then_some(nearest)
+}
+
 /// One node.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WrittenNode {
     number: u32,
     pool: PathBuf,
@@ -50,6 +115,7 @@ pub struct WrittenNode {
 
 /// Tells a folder from a copy of it, and stays when it is moved.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Identity {
     device: u64,
     inode: u64,
@@ -77,6 +143,17 @@ impl WrittenNode {
             made_for: elsewhere,
             socket: (!node.socket.starts_with(dir)).then(|| node.socket.clone()),
         })
+    }
+
+    /// As much of it as a file tells that is not right otherwise.
+    pub fn of_table(number: u32, written: &toml::Table) -> Option<Self> {
+        let nodes = written.get("nodes")?.as_array()?;
+        let has_number =
+            |node: &&toml::Value| node.get("number").and_then(toml::Value::as_integer) == Some(number.into());
+        let node = nodes.iter().find(has_number)?;
+        let path = |key: &str| node.get(key).and_then(toml::Value::as_str).map(PathBuf::from);
+        let made_for = node.get("made_for").and_then(|made_for| made_for.clone().try_into().ok());
+        Some(Self { number, pool: path("pool")?, made_for, socket: path("socket") })
     }
 
     /// The node in a folder that may have been moved or copied since.
@@ -127,4 +204,62 @@ impl WrittenNode {
 fn named_for(elsewhere: &Path, folder: &Path) -> bool {
     let end = format!("-{:016x}", fingerprint(folder));
     elsewhere.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(&end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str =
+        "medium = \"file\"\ncapacity_bytes = 67108864\n[[nodes]]\nnumber = 1\npool = \"node-1/pool\"\n";
+    const CHAIN: &str = "[chain]\nfounder = 1\nmin_copies = 2\n[chain.pools]\ntree_nodes_max = 4096\nroot_mode = 493\n\
+                         root_uid = 0\nroot_gid = 0\ntime_ns = 1\nledger_bytes = 1048576\n";
+    const ANOTHER: &str = "[[nodes]]\nnumber = 2\npool = \"node-2/pool\"\n";
+
+    fn refused(text: &str) -> String {
+        Written::parse(Path::new("/d/hearth.toml"), text).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_in_every_table_with_its_line_and_the_nearest_one() {
+        let whole =
+            format!("{ONE}made_for = {{ device = 1, inode = 2 }}\n{ANOTHER}{CHAIN}[limits]\nleases = 128\n");
+        assert!(Written::parse(Path::new("/d/hearth.toml"), &whole).is_ok());
+        let names = [
+            ("capacity_bytes", "capacity_byte"),
+            ("made_for", "madefor"),
+            ("device", "devise"),
+            ("[chain", "[chian"),
+            ("min_copies", "min_copeis"),
+            ("[chain.pools]", "[chain.pool]"),
+            ("root_mode", "rot_mode"),
+            ("[limits]", "[limit]"),
+            ("leases", "lease"),
+            ("pool =", "pol ="),
+        ];
+        for (name, misspelled) in names {
+            let why = refused(&whole.replace(name, misspelled));
+            let line = line_of(&whole, whole.find(name).unwrap());
+            let bare =
+                |name: &str| name.trim_matches(['[', ']', '=', ' ']).rsplit('.').next().unwrap().to_owned();
+            let parts = [
+                format!("/d/hearth.toml: line {line}: "),
+                format!("unknown field `{}`", bare(misspelled)),
+                format!("the nearest known name is `{}`", bare(name)),
+            ];
+            assert!(parts.iter().all(|part| why.contains(part)), "{misspelled}: {why}");
+        }
+        assert!(!refused(&format!("zzz = 1\n{whole}")).contains("nearest"));
+        assert!(refused(&whole.replacen("number", "numer ber", 1)).contains("line 4: "), "no name at all");
+    }
+
+    #[test]
+    fn several_nodes_have_a_chain_and_every_pool_a_capacity() {
+        assert!(Written::parse(Path::new("f"), ONE).is_ok());
+        assert!(refused(&format!("{ONE}{ANOTHER}")).contains("2 nodes and no [chain]"));
+        for capacity in ["0", "16777215", "13194139533313"] {
+            let why = refused(&ONE.replace("67108864", capacity));
+            assert!(why.contains(&format!("capacity_bytes = {capacity} is not between")), "{why}");
+        }
+    }
 }

@@ -372,6 +372,41 @@ fn three_nodes_and_all_ways_to_name_how_many_there_are() {
 }
 
 #[test]
+fn a_mount_whose_process_was_killed_is_made_anew() {
+    if !can_mount() {
+        return;
+    }
+    for node in [Node::of_mib(64), Node::several(2)] {
+        node.hearth(&["up", "--mount"]);
+        let (file, tree) = (node.path("file"), node.path(""));
+        let tree = tree.trim_end_matches('/');
+        let mounts = || {
+            let all = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+            all.lines().filter(|line| line.split(' ').nth(4) == Some(tree)).count()
+        };
+        for (again, said) in [
+            (&["up"][..], "node 1 is mounted, for every program"),
+            (&["start", "--node", "1"], "node 1 is mounted, for every program"),
+            (&["mount"], "node 1 is mounted at"),
+        ] {
+            let gateway = node.gateway();
+            gateway.kill();
+            gateway.wait();
+            let status = node.statuses()[0].clone();
+            assert_eq!(status["state"], "degraded", "{status}");
+            assert!(status["problems"].to_string().contains("hearth mount --node 1 --dir"), "{status}");
+            let told = node.hearth(again);
+            assert!(told.contains(said), "{again:?}: {told}");
+            harness::limited(&["sh", "-c"], &[&format!("echo {} > {file}", again[0])]).expect_success();
+            assert_eq!(node.run(&["cat", &file]).trim(), again[0]);
+            assert_eq!(mounts(), 1, "the dead one is not below it");
+        }
+        node.hearth(&["umount"]);
+        assert!(!std::path::Path::new(tree).exists());
+    }
+}
+
+#[test]
 fn up_returns_when_the_tree_of_the_node_that_leads_is_mounted() {
     if !can_mount() {
         return;

@@ -284,6 +284,39 @@ fn a_cluster_that_is_started_and_ended_at_once_is_whole_or_down() {
     node.hearth(&["up"]).expect_success();
 }
 
+/// Without one the death of the manager, later, would stop all nodes.
+#[test]
+fn a_manager_whose_keeper_died_gets_another_one() {
+    let node = Node::of_nodes(2);
+    let process = |name: &str| -> i32 {
+        let text = fs::read_to_string(node.dir.path().join(name)).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    };
+    let program = node.program();
+    let ask = |json: &[&str]| limited(&[&program, "cluster", "status", "--dir", node.dir()], json);
+    for again in [&["up"][..], &["start", "--node", "2"]] {
+        until("all is well", || node.hearth(&["status"]).status.success() && ask(&[]).status.success());
+        let manager = process("manager.pid");
+        kill(process("manager-keeper.pid"));
+        let gone = "the keeper of the cluster manager is gone";
+        for told in [node.hearth(&["status"]), ask(&[]), ask(&["--json"])] {
+            assert_eq!(told.status.code(), Some(1), "{told:?}");
+            assert!(String::from_utf8_lossy(&told.stdout).contains(gone), "{told:?}");
+        }
+        let told = node.hearth(again).expect_success();
+        assert!(told.contains("the cluster manager has a keeper again"), "{told}");
+        assert_eq!(process("manager.pid"), manager, "the one that runs");
+        node.hearth(&["status"]).expect_success();
+        kill(manager);
+        until("another manager runs", || process("manager.pid") != manager && lives(process("manager.pid")));
+    }
+    kill(process("manager-keeper.pid"));
+    node.hearth(&["up"]).expect_success();
+    let processes = [process("manager.pid"), process("manager-keeper.pid")];
+    node.hearth(&["down"]).expect_success();
+    assert!(!processes.into_iter().any(lives));
+}
+
 #[test]
 fn a_hard_end_ends_a_start_that_hangs() {
     let node = Node::of_nodes_with(2, 1000, 600);

@@ -9,10 +9,10 @@ use super::comparison::TreesCompared;
 use super::links::Links;
 use super::member::{Member, Parts};
 use super::orders::{self, MoveOrder, Obey};
-use super::pool_watch;
 use super::settings::ChainSettings;
 use super::standby_listener::StandbyListener;
-use crate::cluster::{Cluster, MediumKind, Node};
+use super::{pool_watch, remedy};
+use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
     End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen_for_questions,
     make_new_pool, medium, note_failure, of_daemon, own_listener, spawn,
@@ -22,7 +22,6 @@ use crate::commands::up::say_ready;
 use crate::error::{Error, Result};
 use crate::key;
 use crate::process::Process;
-use crate::say::quoted;
 use crate::standby_lock::StandbyLock;
 use cluster::{Place, Remote, SOCKET_NAME};
 use format::NodeId;
@@ -57,7 +56,7 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
         None => (own_listener(cluster, node)?, false),
     };
     let begun = begin((cluster, node, chain), listener, sender);
-    let tell = |why: &Error| note_failure(cluster, node, &format!("{why} ({})", without_pool(cluster, node)));
+    let tell = |why: &Error| note_failure(cluster, node, &why.to_string());
     let member = Arc::new(begun.inspect_err(tell)?);
     let (control, commands) = (listen_for_questions(cluster, node)?, orders::listen(cluster, node)?);
     let process = Process::this()?;
@@ -108,34 +107,6 @@ fn end((cluster, node): (&Cluster, &Node), member: &Member, ends: &Receiver<End>
     }
 }
 
-/// The remedy of a node that does not begin.
-fn without_pool(cluster: &Cluster, node: &Node) -> String {
-    let pool = quoted(&node.pool);
-    format!(
-        "hearth check {pool} tells what is damaged there; if another node leads, this one needs no sound pool: {}",
-        with_empty_pool(cluster, node)
-    )
-}
-
-/// The remedy of a pool without room for its former tree and that of the node that leads.
-fn without_room(cluster: &Cluster, node: &Node) -> String {
-    format!("remove files at the node that leads, or {}", with_empty_pool(cluster, node))
-}
-
-/// The way to an empty pool, which gets the tree of the node that leads.
-fn with_empty_pool(cluster: &Cluster, node: &Node) -> String {
-    let (number, dir, pool) = (node.number, quoted(&cluster.dir), quoted(&node.pool));
-    // Of a pool in memory the daemon sees by itself that it is lost.
-    let mark = match cluster.settings.medium {
-        MediumKind::Memory => String::new(),
-        MediumKind::File => format!(", and the file {}", quoted(&cluster.pool_made_file(node))),
-    };
-    format!(
-        "hearth down --node {number} --dir {dir}, remove all files in {pool}{mark}, and hearth start --node {number} --dir {dir} makes \
-         an empty pool, which gets the tree"
-    )
-}
-
 /// Opens the pool, made first if the folder is empty, and listens for other nodes.
 fn begin(
     (cluster, node, chain): (&Cluster, &Node, &ChainSettings),
@@ -146,15 +117,18 @@ fn begin(
     give_up_lost_pool(cluster, node)?;
     let medium = medium(cluster, node)?;
     make_new_pool(&medium, cluster, node)?;
-    let standby =
-        Standby::open(host.clone(), &medium, config(cluster)).map_err(Error::at("open", &node.pool))?;
+    let standby = Standby::open(host.clone(), &medium, config(cluster)).map_err(|why| {
+        let remedy = remedy::of_pool(cluster, node, &why);
+        remedy::with(remedy)(Error::at("open", &node.pool)(why))
+    })?;
     let pool = standby.pool().ok_or_else(|| Error::new("the standby has no pool"))?;
     let id = NodeId::new(node.number);
     standby.start().map_err(of_daemon("start"))?;
     let standby_programs = StandbyLock::open(cluster, node)?;
-    let secret = key::read(&key_file(&cluster.dir))?;
-    let remedy = without_room(cluster, node);
-    let links = Links::open(chain.address, &secret, id, (&standby, remedy))?;
+    let secret = key::read(&key_file(&cluster.dir)).map_err(remedy::with(remedy::of_key()))?;
+    let without_room = remedy::without_room(cluster, node);
+    let links = Links::open(chain.address, &secret, id, (&standby, without_room))
+        .map_err(remedy::with(remedy::of_address(chain.address)))?;
     let socket = folder(&cluster.dir).join(SOCKET_NAME);
     let manager = Arc::new(Remote::at(host, Place::Socket(socket)));
     let (cluster, node, chain) = (cluster.clone(), node.clone(), *chain);

@@ -63,7 +63,22 @@ impl Links {
     /// # Errors
     /// As [`Self::open`].
     pub fn try_to_listen(address: IpAddr, secret: &Secret) -> Result<()> {
+        Self::may_connect()?;
         listen(address, secret, NodeId::NONE).map(drop)
+    }
+
+    /// Refuses a machine, or a user, for which the kernel does not install the filters by which only nodes with the cluster's key
+    /// reach each other: no copy could follow.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn may_connect() -> Result<()> {
+        Fabric::try_filter().map_err(|why| {
+            Error::new(format!(
+                "nodes cannot be connected here, because the kernel refuses the filters of their sockets to this user ({why}): begin \
+                 as root, or with one node"
+            ))
+        })
     }
 
     /// The view has these members in this epoch: connections of a life that is over are closed when this returns.
@@ -136,9 +151,11 @@ fn is_of_copy(why: &sharedfs::Error) -> bool {
 
 /// Each connection is followed on a thread of its own, until it ends or a later one comes.
 fn accept(listener: &Listener, standby: &Standby, (follow_end, remedy): (&FollowEnd, &str)) {
+    let mut last = None;
     loop {
         match listener.accept(None) {
             Ok(connection) => {
+                last = None;
                 let (standby, told, remedy) = (standby.clone(), follow_end.clone(), remedy.to_owned());
                 let follow = move || {
                     let head = connection.node();
@@ -159,7 +176,11 @@ fn accept(listener: &Listener, standby: &Standby, (follow_end, remedy): (&Follow
             }
             Err(transport::Error::TimedOut | transport::Error::Interrupted) => {}
             Err(why) => {
-                warn!(%why, "no connection of another node is taken for a while");
+                // The other side tries again and again, and the reason is told once.
+                if last.as_ref() != Some(&why) {
+                    warn!(%why, "no connection of another node is taken for a while");
+                }
+                last = Some(why);
                 SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(PAUSE * 20)));
             }
         }

@@ -1,5 +1,8 @@
 //! The embedded cluster manager of a cluster on this machine: a process of its own, and a keeper that starts it again when it
 //! dies. Members go on for as long as their heartbeats hold; so one that is away for a moment is not missed.
+//!
+//! The manager outlives the death of its keeper; it is only not started again. A new keeper takes over the manager that it finds:
+//! it waits for the end of that process, which is no child of its own, and starts the next ones itself.
 
 use crate::cluster::Cluster;
 use crate::commands::daemon::spawn;
@@ -8,9 +11,12 @@ use crate::commands::up::{run_in_background, say_ready};
 use crate::error::{Error, Result};
 use crate::presence::Presence;
 use crate::process::{Process, this_program};
+use crate::say::{self, quoted};
 use cluster::SOCKET_NAME;
 use cluster::line::knock;
 use ipc::{Host, SystemHost, Word};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -21,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -63,20 +70,41 @@ pub fn runs(cluster: &Cluster) -> bool {
     [process, keeper].iter().any(|file| Process::load(file).is_some()) || answers(cluster)
 }
 
+/// A sentence about a manager that would not be started again if it died, or that does not run.
+pub fn problem(cluster: &Cluster) -> Option<String> {
+    let dir = quoted(&cluster.dir);
+    match [keeper_pid_file(&cluster.dir), pid_file(&cluster.dir)].map(|file| Process::load(&file)) {
+        [Some(keeper), _] if keeper.is_stopped() => Some(format!(
+            "the keeper of the cluster manager (process {pid}) is stopped: nothing starts the manager again when it dies; kill -CONT \
+             {pid} lets it go on",
+            pid = keeper.pid()
+        )),
+        [None, Some(_)] => Some(format!(
+            "the keeper of the cluster manager is gone: nothing starts the manager again when it dies; hearth up --dir {dir} gives it \
+             another keeper"
+        )),
+        [None, None] if !answers(cluster) => Some(format!(
+            "no cluster manager runs, and without one the nodes stop: hearth up --dir {dir} starts it"
+        )),
+        _ => None,
+    }
+}
+
 /// Whether a manager listens at the socket.
 pub fn answers(cluster: &Cluster) -> bool {
     knock(&folder(&cluster.dir).join(SOCKET_NAME)).is_ok()
 }
 
-/// Starts the manager, if it does not run.
+/// Starts the manager, if it does not run; one whose keeper died gets another keeper.
 ///
 /// # Errors
 /// It does not start: why.
 pub fn start(cluster: &Cluster) -> Result<()> {
     let dir = &cluster.dir;
     let Some(chain) = &cluster.settings.chain else { return Ok(()) };
+    let lost_its_keeper = Process::load(&pid_file(dir)).is_some();
     // A manager that the operator runs is as good.
-    if Process::load(&keeper_pid_file(dir)).is_some() || answers(cluster) {
+    if Process::load(&keeper_pid_file(dir)).is_some() || !lost_its_keeper && answers(cluster) {
         return Ok(());
     }
     let arguments: Vec<OsString> = vec![
@@ -89,6 +117,10 @@ pub fn start(cluster: &Cluster) -> Result<()> {
     ];
     let log = log_file(dir);
     match run_in_background(&arguments, &log)? {
+        Ok(()) if lost_its_keeper => {
+            say::line("the cluster manager has a keeper again");
+            Ok(())
+        }
         // A command that was killed may have started one just before.
         Err(_) if answers(cluster) => Ok(()),
         started => started.map_err(|why| {
@@ -115,19 +147,32 @@ fn end(file: &Path, signal: Signal) -> Result<()> {
     Ok(())
 }
 
-/// `hearth manager --keep`: runs the manager, and starts it again when it dies.
+/// `hearth manager --keep`: runs the manager, or takes over the one that runs, and starts it again when it dies.
 ///
 /// # Errors
 /// The first one does not serve.
 pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
     let _ = rustix::process::setsid();
     let process = Arc::new(AtomicI32::new(NONE));
-    end_on_signal(process.clone())?;
+    let (sender, events) = channel();
+    end_on_signal(process.clone(), sender.clone())?;
     let keeper = Process::this()?;
     keeper.save(&keeper_pid_file(dir))?;
     let mut pause = PAUSE_MIN;
     let mut told = false;
     let mut place = None;
+    if let Some(manager) = Process::load(&pid_file(dir)) {
+        place = Some(Presence::of(&folder(dir))?);
+        told = true;
+        let is_told_to_end = || process.load(Ordering::Acquire) == ENDING;
+        let ended = adopt(&manager, (sender, &events), is_told_to_end);
+        if ended.is_err() || is_told_to_end() {
+            keeper.remove_files(&keeper_pid_file(dir), &[]);
+            return ended.map(|()| ExitCode::SUCCESS);
+        }
+        still_in_place(&keeper, dir, place.as_ref())?;
+        warn!("the cluster manager ended: starting it again");
+    }
     loop {
         let begin = SystemHost.now();
         let mut child = begin_manager(dir, lease_ms)?;
@@ -149,14 +194,7 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
             keeper.remove_files(&keeper_pid_file(dir), &[]);
             return Ok(if told { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        // In another folder it would begin a new cluster.
-        if let Some(place) = place.as_ref().filter(|place| !place.is_in_place()) {
-            keeper.remove_files(&keeper_pid_file(dir), &[]);
-            let path = place.path.display();
-            return Err(Error::new(format!(
-                "the cluster manager ended, and {path} is gone: it is not started again"
-            )));
-        }
+        still_in_place(&keeper, dir, place.as_ref())?;
         warn!(%how, "the cluster manager ended: starting it again");
         pause = if SystemHost.now().since(begin) > LONG { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(pause)));
@@ -165,6 +203,33 @@ pub fn keep(dir: &Path, lease_ms: Option<u64>) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     }
+}
+
+/// Takes over a manager whose keeper died: returns when it has ended, by itself or, after a signal, in order.
+fn adopt(
+    manager: &Process,
+    (sender, events): (Sender<()>, &Receiver<()>),
+    is_told_to_end: impl Fn() -> bool,
+) -> Result<()> {
+    let Some(waited) = manager.descriptor() else { return say_ready() };
+    spawn("manager", move || {
+        while poll(&mut [PollFd::new(&waited, PollFlags::IN)], None) == Err(Errno::INTR) {}
+        // The receiver is gone when the keeper itself ends.
+        let _ = sender.send(());
+    })?;
+    info!(pid = manager.pid(), "took over the cluster manager that runs");
+    say_ready()?;
+    // An error would be a thread for signals that has ended, and it never does.
+    let _ = events.recv();
+    if is_told_to_end() { manager.end(Signal::TERM, ORDERLY) } else { Ok(()) }
+}
+
+/// Refuses to start a manager in another folder, where it would begin a new cluster.
+fn still_in_place(keeper: &Process, dir: &Path, place: Option<&Presence>) -> Result<()> {
+    let Some(place) = place.filter(|place| !place.is_in_place()) else { return Ok(()) };
+    keeper.remove_files(&keeper_pid_file(dir), &[]);
+    let path = place.path.display();
+    Err(Error::new(format!("the cluster manager ended, and {path} is gone: it is not started again")))
 }
 
 fn begin_manager(dir: &Path, lease_ms: Option<u64>) -> Result<Child> {
@@ -186,7 +251,7 @@ fn serves(child: &mut Child) -> bool {
 }
 
 /// A signal to the keeper ends the manager, and then the keeper.
-fn end_on_signal(process: Arc<AtomicI32>) -> Result<()> {
+fn end_on_signal(process: Arc<AtomicI32>, sender: Sender<()>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|why| Error::new(format!("cannot wait for signals: {why}")))?;
     spawn("signals", move || {
@@ -194,6 +259,8 @@ fn end_on_signal(process: Arc<AtomicI32>) -> Result<()> {
             info!("ending");
             // A manager that is being started just now is ended by the thread that starts it.
             signal(process.swap(ENDING, Ordering::AcqRel));
+            // A keeper that has not taken a manager over listens to nothing.
+            let _ = sender.send(());
         }
     })
 }

@@ -16,6 +16,7 @@ pub mod manager;
 pub mod member;
 pub mod orders;
 mod pool_watch;
+pub mod remedy;
 pub mod settings;
 pub mod standby_listener;
 mod step_down;

@@ -33,6 +33,7 @@ const DRIFT_PPM: u32 = 1000;
 
 /// The settings that the nodes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ChainSettings {
     /// The node whose pool the others are copies of at first.
     pub founder: u32,
@@ -60,6 +61,7 @@ pub struct ChainSettings {
 
 /// How a pool is made: equal for all that are copies of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PoolShape {
     /// The largest number of nodes that the tree may ever have.
     pub tree_nodes_max: u32,

@@ -100,6 +100,12 @@ pub fn until_in_sync(cluster: &Cluster) -> Result<&Node> {
     cluster.node(leader)
 }
 
+/// Whether a node leads, and its daemon has mounted it or has tried to.
+pub fn leads_and_was_mounted(cluster: &Cluster, node: &Node) -> bool {
+    let parts = Parts::of(cluster, node);
+    parts.leader().is_some_and(|(_, told)| told.role == Role::Leads && !told.mounting)
+}
+
 /// Sentences about a wait: the first after [`NOTICE_OF_UP`], and another one that much later if the reason is another one.
 #[derive(Default)]
 struct Notices {

@@ -4,6 +4,8 @@
 
 use super::Where;
 use super::manager::{folder, key_file};
+use crate::chain;
+use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::key;
 use crate::say;
@@ -242,7 +244,12 @@ fn zookeeper(_rest: &str, _aim: Aim) -> Result<Arc<dyn Manager>> {
 
 fn status(asked: &Asked) -> Result<ExitCode> {
     let manager = asked.connect(Aim::Read)?;
-    let told = StatusTold::of(&*asked.view(&*manager)?);
+    let mut told = StatusTold::of(&*asked.view(&*manager)?);
+    if asked.manager.is_none()
+        && let Ok((cluster, _)) = Cluster::open_or_found(&asked.place.dir()?)
+    {
+        told.add_problem(chain::manager::problem(&cluster));
+    }
     asked.tell(&told, StatusTold::print)?;
     Ok(ExitCode::from(u8::from(told.degraded)))
 }

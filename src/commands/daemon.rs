@@ -6,6 +6,7 @@
 use super::serve::ENVIRONMENT_RESTARTS;
 use super::up::say_ready;
 use super::{DaemonArguments, OneNode};
+use crate::chain::remedy;
 use crate::chain::settings::PoolShape;
 use crate::cluster::{Cluster, MediumKind, Node, POOL_LOST};
 use crate::daemon_lock::{self, DaemonLock};
@@ -14,6 +15,7 @@ use crate::mountpoint;
 use crate::pool_files::{self, LEDGER, TREE};
 use crate::presence::Presence;
 use crate::process::Process;
+use crate::say::quoted;
 use crate::spare;
 use crate::status::{NodeStatus, ProgramStatus};
 use format::{BLOCK_BYTES, InodeNumber, LogUid, PoolUid, Sequence};
@@ -261,7 +263,9 @@ pub(crate) fn medium(cluster: &Cluster, node: &Node) -> Result<Medium> {
                     .to_owned()
             }
             MediumKind::File if cluster.settings.chain.is_some() => format!(
-                ": bring it back; or, if it is lost, make the folder and remove {}, and the node gets the tree from the others",
+                ": bring it back; or, if it is lost and hearth status --dir {} shows that another node leads, make the folder and \
+                 remove {}, and the node gets the tree from that node",
+                quoted(&cluster.dir),
                 cluster.pool_made_file(node).display()
             ),
             MediumKind::File => String::new(),
@@ -366,13 +370,16 @@ pub(crate) fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node) -> 
     if names.is_empty() || begun {
         // A new one would look as if the files had never been.
         if !may_make {
+            let way = match &cluster.settings.chain {
+                Some(_) => remedy::beside_a_leader(cluster, node),
+                None => "or remove the cluster's folder and begin anew".to_owned(),
+            };
             return Err(Error::new(format!(
-                "the pool {} is empty, and a pool was made there: bring its files back, or remove the cluster's folder and \
-                 begin anew",
+                "the pool {} is empty, and a pool was made there: bring its files back, {way}",
                 pool.display()
             )));
         }
-        make_pool(medium, cluster)?;
+        make_pool(medium, cluster, node)?;
         info!(pool = %pool.display(), "made the pool");
     }
     // Clusters of before have none.
@@ -382,13 +389,18 @@ pub(crate) fn make_new_pool(medium: &Medium, cluster: &Cluster, node: &Node) -> 
     Ok(())
 }
 
-fn make_pool(medium: &Medium, cluster: &Cluster) -> Result<()> {
+fn make_pool(medium: &Medium, cluster: &Cluster, node: &Node) -> Result<()> {
     let shape = match &cluster.settings.chain {
         Some(chain) => chain.pools,
         None => PoolShape::new(cluster.settings.capacity_bytes)?,
     };
     let new = shape.format(PoolUid::new(SystemHost.random()));
-    format_pool(medium, &new).map_err(of_daemon("make the pool"))
+    format_pool(medium, &new).map_err(|why| {
+        // `up` says more about the space for a new cluster.
+        let is_new = cluster.settings.nodes.iter().all(|node| !cluster.pool_made_file(node).exists());
+        let remedy = if is_new { None } else { remedy::of_pool(cluster, node, &why) };
+        remedy::with(remedy)(of_daemon("make the pool")(why))
+    })
 }
 
 /// The socket that a keeper gave as standard input, if it did.

@@ -30,14 +30,14 @@ const HOLDERS_MAX: u32 = 8;
 const KILLED: Duration = Duration::from_secs(30);
 
 pub(super) fn run(arguments: &Down) -> Result<ExitCode> {
-    let mut cluster = arguments.place.cluster()?;
+    let (mut cluster, _) = arguments.place.cluster_or_found()?;
     let alone = match arguments.node {
         Some(_) => None,
         None => Some(alone(&cluster, arguments.hard)?),
     };
     if alone.is_some() {
         // The holder of the lock may have added nodes.
-        cluster = arguments.place.cluster()?;
+        (cluster, _) = Cluster::open_or_found(&cluster.dir)?;
     }
     let nodes: Vec<&Node> = match arguments.node {
         Some(number) => vec![cluster.node(number)?],
@@ -115,7 +115,7 @@ fn alone(cluster: &Cluster, hard: bool) -> Result<ClusterLock> {
 /// All nodes, in the order in which they end: the one that leads last, else another one would take its place.
 fn in_order(cluster: &Cluster, hard: bool) -> Vec<&Node> {
     let mut nodes: Vec<&Node> = cluster.settings.nodes.iter().collect();
-    if cluster.settings.chain.is_some() && !hard {
+    if nodes.len() > 1 && !hard {
         let leader = Parts::ask(cluster).leader().map(|(number, _)| number);
         nodes.sort_by_key(|node| Some(node.number) == leader);
     }

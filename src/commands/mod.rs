@@ -148,6 +148,18 @@ impl Where {
     fn cluster(&self) -> Result<Cluster> {
         Cluster::open(&self.dir()?)
     }
+
+    /// The same for a command that starts nothing and has to work beside wrong settings, too; tells what is wrong with them.
+    fn cluster_or_found(&self) -> Result<(Cluster, bool)> {
+        let (cluster, wrong) = Cluster::open_or_found(&self.dir()?)?;
+        if let Some(why) = &wrong {
+            say::aside(format_args!(
+                "hearth: {why}; no node starts before that is mended, and this command relies on the folders and processes in {}",
+                quoted(&cluster.dir)
+            ));
+        }
+        Ok((cluster, wrong.is_some()))
+    }
 }
 
 #[derive(Debug, Args)]

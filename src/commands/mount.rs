@@ -4,7 +4,7 @@ use super::down::{NOTICE, takes_nothing, tell_waiting};
 use super::run::LIBRARY;
 use super::up::{say_ready, wait_until_ready};
 use super::{Mount, Umount, standby};
-use crate::chain::waiting::Parts;
+use crate::chain::waiting::{Parts, leads_and_was_mounted};
 use crate::cluster::{Cluster, Node};
 use crate::cluster_lock::ClusterLock;
 use crate::error::{Error, Result};
@@ -75,7 +75,7 @@ pub(super) fn mount(arguments: &Mount) -> Result<ExitCode> {
         ));
         return Ok(ExitCode::FAILURE);
     }
-    mountpoint::tidy(&cluster, node);
+    take_away_killed(&cluster, node)?;
     if mountpoint::stand(&cluster, node) == Stand::Other {
         let tree = cluster.tree(node);
         let tree = tree.display();
@@ -104,12 +104,21 @@ pub(crate) fn show_if_wanted(cluster: &Cluster, node: &Node) {
     }
 }
 
+/// The same for one of several, if it leads: its daemon mounts it only when it begins to lead, and the process of that mount may
+/// have died since.
+pub(crate) fn show_if_it_leads(cluster: &Cluster, node: &Node) {
+    if cluster.settings.chain.is_none() || leads_and_was_mounted(cluster, node) {
+        show_if_wanted(cluster, node);
+    }
+}
+
 /// Mounts a node; false if it was mounted.
 fn show_unless_shown(cluster: &Cluster, node: &Node) -> Result<bool> {
     if mountpoint::gateway_that_stays(cluster, node)?.is_some() {
         return Ok(false);
     }
-    mountpoint::tidy(cluster, node);
+    // Else it would stay below the new mount.
+    take_away_killed(cluster, node)?;
     if mountpoint::stand(cluster, node) == Stand::Other {
         let tree = cluster.tree(node);
         let tree = tree.display();

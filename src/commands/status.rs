@@ -2,10 +2,11 @@
 //! run.
 
 use super::Status;
+use crate::chain;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth};
-use crate::mountpoint::{Stand, gateway, stand};
+use crate::mountpoint::{Stand, gateway, mount_command, stand};
 use crate::process::Process;
 use crate::say::{self, count, quoted};
 use crate::status::NodeStatus;
@@ -79,6 +80,16 @@ impl Answer {
             Self::Up { state, .. } | Self::Unknown { state, .. } | Self::Down { state, .. } => *state,
         }
     }
+
+    /// A node that serves is degraded with it.
+    fn add_problem(&mut self, problem: &str) {
+        if let Self::Up { state, problems, .. } = self {
+            problems.push(problem.to_owned());
+            if *state == NodeState::Up {
+                *state = NodeState::Degraded;
+            }
+        }
+    }
 }
 
 pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
@@ -87,8 +98,13 @@ pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
         say::aside(format_args!("hearth: not known: this user may not read {}", settings.display()));
         return Ok(ExitCode::from(UNKNOWN));
     }
-    let cluster = arguments.place.cluster()?;
-    let answers: Vec<Answer> = cluster.settings.nodes.iter().map(|node| answer(&cluster, node)).collect();
+    let (cluster, is_wrong) = arguments.place.cluster_or_found()?;
+    let mut answers: Vec<Answer> = cluster.settings.nodes.iter().map(|node| answer(&cluster, node)).collect();
+    if is_wrong {
+        answers.iter_mut().for_each(|answer| {
+            answer.add_problem("hearth.toml cannot be used: the daemon cannot be started again when it dies")
+        });
+    }
     if arguments.json {
         let text = serde_json::to_string_pretty(&answers)
             .map_err(|why| Error::new(format!("cannot write the status: {why}")))?;
@@ -175,11 +191,19 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
             "the pool is full or nearly full: writes may get ENOSPC until files are removed".to_owned(),
         );
     }
+    // Of settings that cannot be understood it is not known.
+    if cluster.settings.capacity_bytes > 0 {
+        problems.extend(cluster.capacity_warning(node));
+    }
     if let Some(chain) = &status.chain {
+        problems.extend(chain::manager::problem(cluster));
         problems.extend(chain.problems(status.node));
     }
     if mount == Stand::DeadMount {
-        problems.push("the process of its mount is gone: calls through the mount fail".to_owned());
+        problems.push(format!(
+            "the process of its mount is gone: calls through the mount fail; {} makes it anew",
+            mount_command(cluster, node)
+        ));
     }
     problems
 }
@@ -273,7 +297,9 @@ fn mounted(mount: Stand) -> &'static str {
     match mount {
         Stand::Tree => "mounted",
         Stand::Nothing => "not mounted: hearth run shows it to a program, hearth mount to every one",
-        Stand::DeadMount => "mounted, but its gateway is gone: hearth umount takes it away",
+        Stand::DeadMount => {
+            "mounted, but its gateway is gone: hearth mount makes it anew, and hearth umount takes it away"
+        }
         Stand::Other => "not mounted, and the files there are not in the tree: move them away",
     }
 }

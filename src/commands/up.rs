@@ -2,6 +2,7 @@
 
 use super::down::stop;
 use super::{OneNode, Up, mount};
+use crate::chain::links::Links;
 use crate::chain::settings::{ChainSettings, PoolShape};
 use crate::chain::{self, waiting};
 use crate::cluster::{Cluster, MediumKind, Node};
@@ -13,6 +14,7 @@ use crate::mountpoint;
 use crate::obstacles;
 use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
+use crate::settings::CAPACITY_MIB;
 use crate::status::ask;
 use ipc::{Host, SystemHost, Word};
 use rustix::fs::statvfs;
@@ -35,9 +37,6 @@ const CAPACITY_MIB_DEFAULT: u64 = 4096;
 /// hundred searches for memory, and free memory goes back to the system after 10 ms.
 const GATEWAY_ALLOCATOR: [(&str, &str); 2] =
     [("MIMALLOC_GENERIC_COLLECT", "100"), ("MIMALLOC_PURGE_DELAY", "10")];
-
-/// Least and most: of less nothing would be left to promise, of more a daemon could not map all segments.
-const CAPACITY_MIB: std::ops::RangeInclusive<u64> = 16..=12 << 20;
 
 /// The line that a process in the background prints when it is ready.
 pub(super) const READY: &str = "ready";
@@ -75,12 +74,9 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
     drop(alone);
     let node = match &cluster.settings.chain {
         Some(_) => waiting::for_leader(&cluster)?,
-        None => {
-            let node = cluster.node(1)?;
-            mount::show_if_wanted(&cluster, node);
-            node
-        }
+        None => cluster.node(1)?,
     };
+    mount::show_if_it_leads(&cluster, node);
     say::line(format_args!("Run programs with: hearth run --dir {} -- COMMAND", quoted(&cluster.dir)));
     say::line(format_args!("They see the tree at {}", cluster.tree(node).display()));
     Ok(ExitCode::SUCCESS)
@@ -118,7 +114,10 @@ fn begin(dir: &Path, arguments: &Up, capacity_bytes: u64, made: &mut CreatedFile
     let nodes = arguments.nodes.unwrap_or(1);
     let chain = match nodes {
         1 => None,
-        _ => Some(chain_settings(arguments, capacity_bytes).map_err(|why| none(&why))?),
+        _ => {
+            let chain = Links::may_connect().and_then(|()| chain_settings(arguments, capacity_bytes));
+            Some(chain.map_err(|why| none(&why))?)
+        }
     };
     let created = Cluster::create(dir, (medium, capacity_bytes), (nodes, chain), made);
     let mut cluster = created.map_err(|why| none(&why))?;
@@ -158,7 +157,7 @@ fn start_all(cluster: &Cluster) -> std::result::Result<(), NotStarted> {
     chain::manager::start(cluster).map_err(failed)?;
     let (mut failure, mut others) = (None, 0);
     for node in &cluster.settings.nodes {
-        look_at_tree(cluster, node);
+        look_at_node(cluster, node);
         match start_node_or_say(cluster, node) {
             Ok(start) => {
                 say_start(node.number, &start);
@@ -197,13 +196,10 @@ pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     let alone = ClusterLock::wait(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
     chain::manager::start(&cluster)?;
-    look_at_tree(&cluster, node);
+    look_at_node(&cluster, node);
     say_start(arguments.node, &start_node_or_say(&cluster, node)?);
     drop(alone);
-    // A node of several is mounted when it leads.
-    if cluster.settings.chain.is_none() {
-        mount::show_if_wanted(&cluster, node);
-    }
+    mount::show_if_it_leads(&cluster, node);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -217,11 +213,15 @@ fn say_start(number: u32, start: &Start) {
     }
 }
 
-/// A folder where the tree is seen though it is not mounted, which clusters of before have, goes if it is empty.
-fn look_at_tree(cluster: &Cluster, node: &Node) {
+/// A folder where the tree is seen though it is not mounted, which clusters of before have, goes if it is empty. Tells what is not
+/// as it should be at a node that is about to start.
+fn look_at_node(cluster: &Cluster, node: &Node) {
     mountpoint::remove(cluster, node);
     if let Some(warning) = mountpoint::warning(cluster, node) {
         say::aside(format_args!("hearth: {warning}"));
+    }
+    if let Some(warning) = cluster.capacity_warning(node) {
+        say::aside(format_args!("hearth: node {}: {warning}", node.number));
     }
 }
 

@@ -57,6 +57,9 @@ pub(super) struct StatusTold {
     /// The newest change that a pool has seen and this manager does not have: it was set back to an older state.
     #[serde(skip_serializing_if = "Option::is_none")]
     set_back: Option<u64>,
+    /// The problem of the manager's processes on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 impl StatusTold {
@@ -82,7 +85,17 @@ impl StatusTold {
             refused,
             subtrees,
             set_back: view.set_back.map(ChangeNumber::get),
+            problem: None,
         }
+    }
+
+    /// Adds the problem of the manager's processes, if there is one: the cluster is not well with it.
+    pub fn add_problem(&mut self, problem: Option<String>) {
+        if problem.is_some() {
+            self.state = self.state.max(ClusterState::Degraded);
+            self.degraded = true;
+        }
+        self.problem = problem;
     }
 
     pub fn print(&self) {
@@ -111,6 +124,9 @@ impl StatusTold {
                 "  PROBLEM: the manager was set back: a pool has seen change {number}, which it does not have. It gives no role \
                  any more; put the newest copy of its folder back"
             ));
+        }
+        if let Some(problem) = &self.problem {
+            say::line(format_args!("  PROBLEM: {problem}"));
         }
         for subtree in &self.subtrees {
             let manager = subtree.lease_manager.map_or("no node".to_owned(), |node| format!("node {node}"));

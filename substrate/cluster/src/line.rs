@@ -253,7 +253,7 @@ fn read_some(stream: &mut UnixStream, target: &mut [u8], left: Duration) -> Resu
 
 /// The error for a failed handshake: a permanent refusal, or a manager that is not there now.
 fn of_handshake(error: transport::Error) -> Error {
-    let passes = [RefusalReason::Full, RefusalReason::Late];
+    let passes = [RefusalReason::Full, RefusalReason::Late, RefusalReason::Failed];
     match error {
         transport::Error::Refused { reason, .. } if !passes.contains(&reason) => Error::NotLetIn(error),
         transport::Error::Address(_) => Error::NotLetIn(error),

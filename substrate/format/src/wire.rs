@@ -189,6 +189,8 @@ pub enum RefusalReason {
     Full = 9,
     /// The handshake took too long.
     Late = 10,
+    /// The refusing side cannot take the connection, because a call of its own failed.
+    Failed = 11,
 }
 
 impl RefusalReason {
@@ -204,6 +206,7 @@ impl RefusalReason {
             8 => Self::NotMember,
             9 => Self::Full,
             10 => Self::Late,
+            11 => Self::Failed,
             _ => return Err(DecodeError::Field("reason")),
         })
     }

@@ -122,6 +122,7 @@ fn refusal_text(reason: RefusalReason) -> &'static str {
         RefusalReason::NotMember => "not a member",
         RefusalReason::Full => "no room",
         RefusalReason::Late => "the handshake took too long",
+        RefusalReason::Failed => "it cannot take connections, and its log says why",
     }
 }
 

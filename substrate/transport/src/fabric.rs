@@ -98,6 +98,14 @@ impl Fabric {
         Domain::open(&self.provider, &self.ip, 1, 1).map(drop)
     }
 
+    /// Tries whether the kernel installs filters for this process, without which no peer is accepted over `tcp`.
+    ///
+    /// # Errors
+    /// `Host`.
+    pub fn try_filter() -> Result<(), Error> {
+        sockets::try_filter()
+    }
+
     /// Creates an endpoint over this provider, with its progress thread. The first call in a process takes about 350
     /// ms, because it loads the library, unless [`Self::prepare`] did.
     ///

@@ -25,6 +25,8 @@ pub struct Listener {
     counter: Arc<EventCounter>,
     pending: Lock<Vec<PendingPeer>>,
     requests: Lock<RecentRequests>,
+    /// Why a peer that has proved the key was refused, if a call of this side failed.
+    failure: Lock<Option<Error>>,
 }
 
 /// A peer whose connection is not up.
@@ -85,7 +87,8 @@ impl Listener {
     ) -> Self {
         let pending = Lock::new(shared.host.clone(), Vec::new());
         let requests = Lock::new(shared.host.clone(), RecentRequests::default());
-        Self { shared, control, counter, pending, requests }
+        let failure = Lock::new(shared.host.clone(), None);
+        Self { shared, control, counter, pending, requests, failure }
     }
 
     /// The address to which other nodes connect.
@@ -101,7 +104,8 @@ impl Listener {
     /// Waits for the next peer whose connection is up.
     ///
     /// # Errors
-    /// `TimedOut`, `Interrupted`, `Host`: no more descriptors.
+    /// `TimedOut`, `Interrupted`; any other is one of this side, because of which a peer that has the key may have been refused: no
+    /// more descriptors, or a system call that is not permitted.
     pub fn accept(&self, until: Option<Time>) -> Result<Connection, Error> {
         let host = &*self.shared.host;
         loop {
@@ -118,6 +122,9 @@ impl Listener {
                 return Ok(Connection::new(core));
             }
             let more = more?;
+            if let Some(failure) = self.failure.lock().take() {
+                return Err(failure);
+            }
             let now = host.now();
             if until.is_some_and(|until| now >= until) {
                 return Err(Error::TimedOut);
@@ -261,7 +268,7 @@ impl Listener {
         let wanted = Arc::new(Lock::new(shared.host.clone(), None));
         let judge = self.token_check(agreed, wanted.clone());
         let pending_accept = self.control.expect_peer(&*peer.channel, proof.port.get(), judge);
-        let pending_accept = pending_accept.map_err(|_| told(RefusalReason::Full))?;
+        let pending_accept = pending_accept.map_err(|error| told(self.refusal_of(error)))?;
         let (welcome, token) = acceptor.welcome(&shared.identity, proof, pending_accept.port());
         *wanted.lock() = Some(token);
         peer.channel
@@ -306,8 +313,26 @@ impl Listener {
             }
             (Ok(None), ControlInput::Empty) => Step::Stays,
             // A peer that closes the channel or sends more messages does not connect.
-            (Ok(None), ControlInput::Closed | ControlInput::Malformed | ControlInput::Message(..))
-            | (Err(_), _) => Step::Gone,
+            (Ok(None), ControlInput::Closed | ControlInput::Malformed | ControlInput::Message(..)) => {
+                Step::Gone
+            }
+            (Err(error), _) => {
+                self.refusal_of(error);
+                Step::Gone
+            }
+        }
+    }
+
+    /// The reason to give to a peer that cannot be connected because of an error here, which [`Self::accept`] returns unless it
+    /// is a limit, or the end of the peer.
+    fn refusal_of(&self, error: Error) -> RefusalReason {
+        match error {
+            Error::Unavailable(_) => RefusalReason::Full,
+            Error::Ended(_) => RefusalReason::Late,
+            error => {
+                *self.failure.lock() = Some(error);
+                RefusalReason::Failed
+            }
         }
     }
 
@@ -506,6 +531,61 @@ mod tests {
         assert_eq!(listener.counter.value(), before);
         connection.close();
         sender.join().unwrap();
+    }
+
+    /// A listener that cannot listen for a peer.
+    struct Unable(Option<Box<dyn ControlListener>>);
+
+    impl ControlListener for Unable {
+        fn address(&self) -> String {
+            self.0.as_ref().unwrap().address()
+        }
+        fn next(&self) -> Result<Option<Arc<dyn ControlChannel>>, Error> {
+            self.0.as_ref().unwrap().next()
+        }
+        fn arm(&self) {
+            self.0.as_ref().unwrap().arm();
+        }
+        fn expect_peer(
+            &self,
+            _: &dyn ControlChannel,
+            _: u16,
+            _: TokenCheck,
+        ) -> Result<Box<dyn PendingAccept>, Error> {
+            Err(not_permitted())
+        }
+    }
+
+    fn not_permitted() -> Error {
+        Error::Host(ipc::Error::System { call: "SO_ATTACH_FILTER", errno: libc::EPERM })
+    }
+
+    #[test]
+    fn a_call_that_fails_here_is_an_error_here_and_no_limit_for_the_peer() {
+        let host: Arc<dyn Host> = Arc::new(SystemHost);
+        let network = Network::new(host.clone());
+        let endpoint =
+            |name, node| network.endpoint(name, identity(node), Epoch::new(1), Settings::default()).unwrap();
+        let (one, two) = (endpoint("one", 1), endpoint("two", 2));
+        let until = SystemHost.now().after(Duration::from_secs(60));
+        let mut listener = two.listen("").unwrap();
+        let able = std::mem::replace(&mut listener.control, Box::new(Unable(None)));
+        listener.control = Box::new(Unable(Some(able)));
+        let address = listener.address();
+        let (sender, refused) = std::sync::mpsc::channel();
+        let connects = move || drop(sender.send(one.connect(&address, NodeId::new(2), until).err()));
+        let connecting = host.spawn("connects", Box::new(connects)).unwrap();
+        assert_eq!(listener.accept(Some(until)).err(), Some(not_permitted()));
+        let refusal = loop {
+            // The refused peer has to be read until it has gone.
+            let _ = listener.accept(Some(SystemHost.now().after(Duration::from_millis(5))));
+            if let Ok(refusal) = refused.try_recv() {
+                break refusal;
+            }
+        };
+        let Some(Error::Refused { reason, there, .. }) = refusal else { panic!("refused with {refusal:?}") };
+        assert_eq!((reason, there), (RefusalReason::Failed, true));
+        connecting.join().unwrap();
     }
 
     #[test]

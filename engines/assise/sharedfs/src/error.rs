@@ -53,6 +53,33 @@ impl Error {
         matches!(self, Self::Media(MediaError::NoSpace) | Self::Area(AreaError::Medium(MediaError::NoSpace)))
     }
 
+    /// The error of the pool's medium, if the medium refused something.
+    pub fn media(&self) -> Option<MediaError> {
+        match self {
+            Self::Media(error) | Self::Area(AreaError::Medium(error)) => Some(*error),
+            _ => None,
+        }
+    }
+
+    /// The files of the pool are not what was written: one is missing, cut or damaged. Every other error of opening a pool says
+    /// nothing about its contents.
+    pub fn is_damage(&self) -> bool {
+        use AreaError::{Data, Item, Map, Missing, Node, OtherMap, Roots, Superblock};
+        match self {
+            Self::Media(error) | Self::Area(AreaError::Medium(error)) => match error {
+                MediaError::NotFound | MediaError::Length | MediaError::Unreadable => true,
+                MediaError::Damaged(_) | MediaError::Lost => true,
+                MediaError::Os(errno) => *errno == libc::EIO,
+                MediaError::Exists | MediaError::NoSpace | MediaError::Name => false,
+                MediaError::Locked | MediaError::Poisoned => false,
+            },
+            Self::Area(Missing | Superblock(..) | Roots(..) | Map(_) | OtherMap(_)) => true,
+            Self::Area(Node(..) | Item(..) | Data { .. }) => true,
+            Self::File(..) | Self::Short(..) | Self::Differs(..) | Self::Lost(_) | Self::Removed(_) => true,
+            _ => false,
+        }
+    }
+
     /// The pool failed, which neither waiting nor fewer sessions would mend.
     pub(crate) fn is_failure(&self) -> bool {
         match self {
@@ -153,3 +180,21 @@ impl std::fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_damaged_files_are_damage_of_the_pool() {
+        let of = |error: MediaError| Error::from(error).is_damage();
+        let os = |errno: i32| of(MediaError::Os(errno));
+        assert!(os(libc::EIO) && of(MediaError::NotFound) && of(MediaError::Unreadable));
+        assert!(of(MediaError::Damaged(DecodeError::Truncated)) && of(MediaError::Lost));
+        assert!(Error::from(AreaError::Missing).is_damage() && Error::Lost(String::new()).is_damage());
+        assert!(Error::from(AreaError::Medium(MediaError::Unreadable)).is_damage());
+        assert!([libc::EACCES, libc::EPERM, libc::EMFILE, libc::ENFILE].iter().all(|errno| !os(*errno)));
+        assert!(!of(MediaError::Locked) && !of(MediaError::NoSpace) && !Error::Settings("").is_damage());
+        assert!(!Error::from(AreaError::Geometry("")).is_damage());
+    }
+}

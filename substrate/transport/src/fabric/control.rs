@@ -368,7 +368,7 @@ impl PendingAccept for FabricPendingAccept {
         let (inner, listener) = (&self.running.inner, &self.listener);
         let Some(info) = listener.state.lock().info.take() else { return Ok(None) };
         if let Err(error) = listener.take_over() {
-            let refusal = WireRefusal::new(RefusalReason::Full, Epoch::new(0));
+            let refusal = WireRefusal::new(RefusalReason::Failed, Epoch::new(0));
             // SAFETY: the info came with an event for this listener, and was taken out just now.
             unsafe { inner.domain.reject(listener.raw, info, refusal.as_bytes()) };
             return Err(error);

@@ -116,6 +116,13 @@ pub(super) fn accept_none(socket: RawFd) -> Result<(), Error> {
     filter(socket, &mut [step(libc::BPF_RET | libc::BPF_K, 0, 0)])
 }
 
+/// Installs such a filter on a socket that no peer uses.
+pub(super) fn try_filter() -> Result<(), Error> {
+    let socket =
+        std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| system("bind", &error))?;
+    accept_none(socket.as_raw_fd())
+}
+
 fn filter(socket: RawFd, program: &mut [libc::sock_filter]) -> Result<(), Error> {
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let (start, bytes) = ((&raw const program).cast(), length::<libc::sock_fprog>());
