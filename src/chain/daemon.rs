@@ -9,6 +9,7 @@ use super::comparison::TreesCompared;
 use super::links::Links;
 use super::member::{Member, Parts};
 use super::orders::{self, MoveOrder, Obey};
+use super::owner;
 use super::pool_watch;
 use super::settings::ChainSettings;
 use super::standby_listener::StandbyListener;
@@ -56,6 +57,7 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
         Some(listener) => (listener, true),
         None => (own_listener(cluster, node)?, false),
     };
+    owner::check(cluster, node).inspect_err(|why| note_failure(cluster, node, &why.to_string()))?;
     let begun = begin((cluster, node, chain), listener, sender);
     let tell = |why: &Error| note_failure(cluster, node, &format!("{why} ({})", without_pool(cluster, node)));
     let member = Arc::new(begun.inspect_err(tell)?);
