@@ -33,6 +33,12 @@ fn is_whole(node: &Node, count: u32, names: &[&str]) {
     }
 }
 
+/// The result of `hearth cluster COMMAND --dir DIR REST`.
+fn cluster(node: &Node, command: &str, rest: &[&str]) -> Output {
+    let program = [env!("CARGO_BIN_EXE_hearth"), "cluster", command, "--dir", node.dir()];
+    limited(&program, rest)
+}
+
 fn settings(node: &Node) -> PathBuf {
     Path::new(node.dir()).join("hearth.toml")
 }
@@ -167,7 +173,7 @@ fn an_older_copy_of_the_managers_folder_is_refused_and_the_right_one_goes_on() {
     node.try_hearth(&["up"]).expect_failure("the cluster manager was set back to an older state");
     let status = said(&node.try_hearth(&["status"]));
     assert!(status.contains("put the newest copy of the folder"), "{status}");
-    let status = said(&node.try_hearth(&["cluster", "status"]));
+    let status = said(&cluster(&node, "status", &[]));
     assert!(status.contains("PROBLEM: the manager was set back"), "{status}");
     node.hearth(&["down"]);
     assert_eq!(identities(&pools(&node)), before, "a wrong start changed a pool");
@@ -190,16 +196,15 @@ fn a_last_copy_that_the_manager_does_not_know_is_accepted_by_an_operator_only() 
     let up = node.try_hearth(&["up"]);
     assert_eq!(up.status.code(), Some(2));
     let status: serde_json::Value =
-        serde_json::from_slice(&node.try_hearth(&["cluster", "status", "--json"]).stdout).unwrap();
+        serde_json::from_slice(&cluster(&node, "status", &["--json"]).stdout).unwrap();
     let chain = status["subtrees"][0]["chain"].as_array().unwrap();
     let last = chain.iter().find(|replica| replica["in_sync"] == true).unwrap()["node"].as_u64().unwrap();
     let (last, other) = (last.to_string(), (3 - last).to_string());
     up.expect_failure(&format!("only the pool of node {last} ("));
     up.expect_failure(&format!("accept-pool {last}"));
-    let told = said(&node.try_hearth(&["cluster", "status"]));
+    let told = said(&cluster(&node, "status", &[]));
     assert!(told.contains("the pool of the last copy in a state that the manager does not know"), "{told}");
-    let accept =
-        |number: &str, rest: &[&str]| node.try_hearth(&[&["cluster", "accept-pool", number], rest].concat());
+    let accept = |number: &str, rest: &[&str]| cluster(&node, "accept-pool", &[&[number], rest].concat());
     let refused = accept(&other, &["--yes"]);
     assert_eq!(refused.status.code(), Some(1));
     refused.expect_failure(&format!("node {last} has the last copy, not node {other}; nothing was changed"));
@@ -215,4 +220,28 @@ fn a_last_copy_that_the_manager_does_not_know_is_accepted_by_an_operator_only() 
     node.hearth(&["down"]);
     node.hearth(&["up"]);
     is_whole(&node, 2, &["a"]);
+}
+
+/// The pool of the last copy is gone, and its node makes an empty one: no node leads, and this one is not accepted.
+#[test]
+fn an_empty_pool_in_the_place_of_the_last_copy_never_leads() {
+    let node = Node::several(2);
+    is_whole(&node, 2, &[]);
+    write(&node, "a");
+    node.hearth(&["down", "--node", "2"]);
+    write(&node, "b");
+    node.hearth(&["down"]);
+    let (pool, aside) = (pools(&node).remove(0), Path::new(node.dir()).join("aside"));
+    std::fs::rename(&pool, &aside).unwrap();
+    let up = node.try_hearth(&["up"]);
+    assert_eq!(up.status.code(), Some(2));
+    up.expect_failure("no node leads: only the pool that node 1 had has all acknowledged data, and node 1 is up with another one");
+    let refused = cluster(&node, "accept-pool", &["1", "--yes"]);
+    assert_eq!(refused.status.code(), Some(1));
+    refused.expect_failure("node 1 is up with another pool than the last copy");
+    node.hearth(&["down"]);
+    std::fs::remove_dir_all(&pool).unwrap();
+    std::fs::rename(&aside, &pool).unwrap();
+    node.hearth(&["up"]);
+    is_whole(&node, 2, &["a", "b"]);
 }
