@@ -92,9 +92,17 @@ fn lack_of_head(cluster: &Cluster, view: &View, subtree: &Subtree) -> (String, b
 
 /// The node of the last copy is up with another pool.
 fn other_pool(dir: &str, node: NodeId, place: &str, found: Option<NodeId>) -> String {
+    let steps = match found {
+        // Only a version that let a pool start at another node leaves this: the pool names that node since.
+        Some(other) => format!(
+            "put the pools of nodes {node} and {other} back in their places, remove the file identity from both, as an older version has \
+             started them in wrong places"
+        ),
+        None => format!("put the pool of node {node} back in its place"),
+    };
     let found = found.map(|other| format!(", which is at node {other} now")).unwrap_or_default();
     format!(
         "only the pool that node {node} had has all acknowledged data{found}, and node {node} is up with another one{place}: \
-         hearth down --dir {dir}, put the pool of node {node} back in its place, and hearth up --dir {dir}"
+         hearth down --dir {dir}, {steps}, and hearth up --dir {dir}"
     )
 }
