@@ -129,28 +129,26 @@ fn an_fsync_waits_while_there_are_fewer_copies_than_there_have_to_be() {
     until_in_sync(&node, leader, &[1, 2]);
 }
 
-/// The node with the newest data comes back with a new pool: no other node may lead, and `up` says so before it gives up.
+/// No node can join while the manager hangs: `up` says so before it gives up, and continues when the manager does.
 #[test]
-fn a_start_says_for_which_node_it_waits() {
+fn a_start_says_for_which_event_it_waits() {
     let node = Node::several_with(2, 1000, 600);
     node.hearth(&["down", "--node", "2"]);
-    until_in_sync(&node, 1, &[1]);
-    node.hearth(&["down", "--hard"]);
-    let pool = std::fs::canonicalize(format!("{}/node-1/pool", node.dir())).unwrap();
-    std::fs::remove_dir_all(pool).unwrap();
+    node.hearth(&["down", "--node", "1"]);
+    let manager = node.stop_process("manager.pid");
     let said = format!("{}/said", node.dir());
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "120", env!("CARGO_BIN_EXE_hearth"), "up", "--dir", node.dir()]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&said).unwrap());
     let mut up = command.spawn().unwrap();
-    until("it says for which node it waits", || {
+    until("it says for which event it waits", || {
         let said = std::fs::read_to_string(&said).unwrap();
         assert!(up.try_wait().unwrap().is_none(), "it waits: {said}");
         said.contains("hearth: waiting until a node leads, at most 60 s")
-            && said.contains("only node 1 has all acknowledged data")
+            && said.contains("node 1: it cannot join the cluster: the cluster manager cannot be reached")
     });
-    up.kill().unwrap();
-    up.wait().unwrap();
+    manager.go_on();
+    assert!(up.wait().unwrap().success(), "{}", std::fs::read_to_string(&said).unwrap());
 }
 
 /// Nearly all files of a nearly full tree are there, each of this round.

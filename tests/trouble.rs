@@ -11,7 +11,7 @@ mod prefix;
 mod processes;
 mod several;
 
-use harness::{limited, until};
+use harness::{Expect, limited, until};
 use ipc::{Host, SystemHost, Word};
 use prefix::{Listing, Random};
 use processes::{Job, count, job, spin};
@@ -148,6 +148,12 @@ fn a_node_that_comes_back_with_another_pool_never_leads_with_it_and_gets_the_tre
             Other::Nothing => std::fs::remove_dir_all(pool(leader)).unwrap(),
             Other::Older => copy(&aside, &pool(leader)),
             Other::Foreign => copy(&pool(next), &pool(leader)),
+        }
+        if matches!(pool_then, Other::Foreign) {
+            let number = leader.to_string();
+            let refused = chain.try_hearth(&["start", "--node", &number]);
+            refused.expect_failure(&format!("belongs to node {next}, so node {number} does not start"));
+            std::fs::remove_dir_all(pool(leader)).unwrap();
         }
         chain.start(leader);
         assert_eq!(chain.until_leads_but(&[leader]), next, "{pool_then:?}");

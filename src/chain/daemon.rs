@@ -11,7 +11,7 @@ use super::member::{Member, Parts};
 use super::orders::{self, MoveOrder, Obey};
 use super::settings::ChainSettings;
 use super::standby_listener::StandbyListener;
-use super::{pool_watch, remedy};
+use super::{owner, pool_watch, remedy};
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
     End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen_for_questions,
@@ -55,6 +55,7 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
         Some(listener) => (listener, true),
         None => (own_listener(cluster, node)?, false),
     };
+    owner::check(cluster, node).inspect_err(|why| note_failure(cluster, node, &why.to_string()))?;
     let begun = begin((cluster, node, chain), listener, sender);
     let tell = |why: &Error| note_failure(cluster, node, &why.to_string());
     let member = Arc::new(begun.inspect_err(tell)?);

@@ -10,6 +10,7 @@
 use super::daemon::Begun;
 use super::failed::OwnFailure;
 use super::head::{Head, Turn};
+use super::last_copy::JoinFailure;
 use super::links::Links;
 use super::settings::NODES_MAX;
 use super::standby_listener::StandbyListener;
@@ -92,6 +93,8 @@ pub(super) struct Now {
     pub(super) beginning: Option<Time>,
     pub(super) take_over: Option<TakeOver>,
     pub(super) waits: Option<String>,
+    /// The event for which it waits does not come before an operator acts.
+    pub(super) needs_operator: bool,
     pub(super) moving: Option<LeadMove>,
     /// It leads, and its tree is being mounted.
     mounting: bool,
@@ -141,7 +144,13 @@ impl Member {
     }
 
     pub(super) fn set_waits(&self, why: Option<String>) {
+        self.set_waits_for(why, false);
+    }
+
+    /// The same, which an operator may have to end.
+    pub(super) fn set_waits_for(&self, why: Option<String>, needs_operator: bool) {
         let mut now = self.now.lock();
+        now.needs_operator = needs_operator;
         if now.waits != why {
             if let Some(why) = &why {
                 info!(why, "waits");
@@ -166,30 +175,22 @@ impl Member {
                     return Some(membership);
                 }
                 Err(_) if self.is_stopping() => return None,
-                Err((why, true)) => {
+                Err(JoinFailure::Final(why)) => {
                     // The receiver may have ended already.
                     let _ = self.ends.send(End::Failed(why));
                     return None;
                 }
-                Err((why, false)) => self.set_waits(Some(why)),
+                Err(JoinFailure::Passing(why)) => self.set_waits(Some(why)),
+                Err(JoinFailure::UntilRepaired(why)) => self.set_waits_for(Some(why), true),
             }
             SystemHost.wait(&self.stopping, 0, Some(SystemHost.now().after(JOIN_PAUSE)));
         }
     }
 
-    /// One attempt; an error is for good, or not.
-    fn try_to_join(&self) -> std::result::Result<Arc<Membership>, (String, bool)> {
-        use cluster::Error::{NotLetIn, OtherCluster, Pool, Refused};
-        let why = |why: cluster::Error| {
-            let passes = match &why {
-                Refused(refusal) => matches!(refusal, Refusal::AlreadyMember(_) | Refusal::Full),
-                NotLetIn(_) | OtherCluster(_) | Pool(_) => false,
-                _ => true,
-            };
-            (format!("it cannot join the cluster: {why}"), !passes)
-        };
-        let identity = PoolIdentity::open(&self.medium, self.pool, self.id);
-        let identity = identity.map_err(|error| why(Pool(error)))?;
+    /// One attempt.
+    fn try_to_join(&self) -> std::result::Result<Arc<Membership>, JoinFailure> {
+        let why = |why: cluster::Error| JoinFailure::of(&self.begun.cluster, &why);
+        let identity = PoolIdentity::open(&self.medium, self.pool, self.id).map_err(why)?;
         let class = class_of(self.begun.cluster.settings.medium);
         let address = Address::new(&self.links.address).unwrap_or_default();
         let host: Arc<dyn Host> = Arc::new(SystemHost);
@@ -228,7 +229,7 @@ impl Member {
                 head.look(&turn, |change| self.propose(change));
             }
             (Part::Begin, Some(subtree), _) => self.begin(membership, party, &view, subtree),
-            (Part::Follow, Some(subtree), _) => self.follow(subtree),
+            (Part::Follow, Some(subtree), _) => self.follow(&view, subtree),
             (Part::End, ..) => end_at_once("another node leads"),
             (Part::Found, ..) | (_, None, _) | (Part::Lead, _, None) => self.found(&view),
         }
@@ -281,7 +282,7 @@ impl Member {
     }
 
     /// Another node leads, or none.
-    fn follow(&self, subtree: &Subtree) {
+    fn follow(&self, view: &View, subtree: &Subtree) {
         let leader = subtree.manager.unwrap_or(NodeId::NONE);
         self.begun.standby.fence_but(subtree.version.get(), leader);
         self.now.lock().beginning = None;
@@ -292,12 +293,7 @@ impl Member {
             }
             None => {
                 self.listener.hold();
-                let lack = self.lack_of_tree(subtree).map(|why| format!("; {why}")).unwrap_or_default();
-                let of: Vec<String> = subtree.in_sync().map(|node| node.to_string()).collect();
-                self.set_waits(Some(format!(
-                    "only node {} has all acknowledged data, and it is not up, or has another pool{lack}",
-                    of.join(", ")
-                )));
+                self.wait_for_last_copy(view, subtree);
             }
         }
         if subtree.in_sync().any(|node| node == self.id) {
@@ -498,7 +494,7 @@ impl Member {
             let chain = ChainStatus { take_over, waits, mounting, ..ChainStatus::default() };
             let moving_to = now.moving.map(|moving| moving.to);
             let moving_now = now.moving.is_some_and(|moving| moving.at_once);
-            let chain = ChainStatus { moving_to, moving_now, ..chain };
+            let chain = ChainStatus { moving_to, moving_now, needs_operator: now.needs_operator, ..chain };
             (now.membership.clone(), now.head.clone(), now.beginning, chain)
         };
         let own_failure = self.own_failure(head.as_deref());

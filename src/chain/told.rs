@@ -89,6 +89,9 @@ pub struct ChainStatus {
     pub take_over: Option<TakeOver>,
     /// The event for which the node waits.
     pub waits: Option<String>,
+    /// That does not come before an operator acts; `waits` names the next step.
+    #[serde(default)]
+    pub needs_operator: bool,
     /// Why it stopped following a head, if that was its own doing and it is not in sync since.
     #[serde(default)]
     pub follow_end: Option<String>,

@@ -56,6 +56,18 @@ impl Parts {
         self.0.iter().all(|(_, told)| matches!(told, Err(Unanswered::Absent(_))))
     }
 
+    /// The events without which no node leads, each once, if all nodes say that an operator has to act first.
+    fn repairs(&self) -> Option<String> {
+        let mut events: Vec<&str> = Vec::new();
+        for (_, told) in &self.0 {
+            let waits = told.as_ref().ok().filter(|told| told.needs_operator)?.waits.as_deref()?;
+            if !events.contains(&waits) {
+                events.push(waits);
+            }
+        }
+        Some(events.join("; "))
+    }
+
     /// The events for which nodes wait, a sentence for each node that reports one.
     fn waits(&self) -> Vec<String> {
         let waits = |(number, told): &(u32, std::result::Result<ChainStatus, Unanswered>)| match told {
@@ -147,6 +159,10 @@ fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
             }
             _ if all_are_down(cluster, &parts) => {
                 return Err(Error::new("no node leads: all nodes were ended meanwhile"));
+            }
+            _ if parts.repairs().is_some() => {
+                let repairs = parts.repairs().unwrap_or_default();
+                return Err(Error::new(format!("no node leads: {repairs}")));
             }
             _ if waited >= LEADS => {
                 let waits = parts.waits().join("; ");

@@ -1,6 +1,6 @@
 //! `hearth cluster`: shows the state of the cluster manager, either of the embedded one (by its socket, or over the
-//! network with the cluster's key) or of one on ZooKeeper; and expels a member, the only change that an operator makes
-//! there.
+//! network with the cluster's key) or of one on ZooKeeper; and makes the two changes that an operator makes there: it
+//! expels a member, and accepts a pool as the last copy.
 
 use super::Where;
 use super::manager::{folder, key_file};
@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use transport::Fabric;
 
+mod accept_pool;
 pub(super) mod told;
 
 use told::{ChangeTold, MemberTold, StatusTold};
@@ -49,6 +50,9 @@ pub(super) enum Command {
     /// Remove a member that is silent, as soon as its last heartbeat counts no more: exit code 0 expelled, 1 it is alive
     /// or no member, 2 it cannot be done
     Expel(Expel),
+    /// Accept the pool of a node that is up as the last copy, if the manager does not know it in its present state (see
+    /// docs/replication.md): exit code 0 accepted, 1 refused, or without --yes; 2 it cannot be done
+    AcceptPool(AcceptPool),
     /// The changes that are kept, oldest first: the last 1,024 of the embedded manager, on ZooKeeper all. Exit code 0 told,
     /// 2 it cannot be told
     History(History),
@@ -79,6 +83,18 @@ pub(super) struct Expel {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct AcceptPool {
+    #[command(flatten)]
+    asked: Asked,
+    /// The node of the last copy, as `hearth cluster status` gives it
+    #[arg(value_name = "NODE")]
+    node: u32,
+    /// The pool is certainly the newest state of the last copy. Without this the command only says what to consider
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct History {
     #[command(flatten)]
     asked: Asked,
@@ -92,6 +108,7 @@ pub(super) fn run(command: &Command) -> Result<ExitCode> {
         Command::Status(asked) => status(asked),
         Command::Members(asked) => members(asked),
         Command::Expel(expel) => self::expel(&expel.asked, NodeId::new(expel.node)),
+        Command::AcceptPool(accept) => accept_pool::run(accept),
         Command::History(history) => self::history(&history.asked, history.last),
     }
 }
@@ -291,8 +308,8 @@ struct Expelled {
     life: u32,
 }
 
-/// Says why a member stays.
-fn not_expelled(why: std::fmt::Arguments<'_>) -> ExitCode {
+/// Says why nothing was changed.
+fn refused(why: std::fmt::Arguments<'_>) -> ExitCode {
     say::aside(format_args!("hearth: {why}"));
     ExitCode::from(1)
 }
@@ -302,7 +319,7 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
     let manager = asked.connect(Aim::Expel)?;
     let view = asked.view(&*manager)?;
     let Some(member) = view.members.get(&node) else {
-        return Ok(not_expelled(format_args!("node {node} is no member")));
+        return Ok(refused(format_args!("node {node} is no member")));
     };
     let party = Party { node, life: member.life };
     let gone = || {
@@ -338,7 +355,7 @@ fn expel(asked: &Asked, node: NodeId) -> Result<ExitCode> {
                 let _ = SystemHost.wait(&never, 0, Some(pause));
             }
             Err(::cluster::Error::Refused(Refusal::TooEarly | Refusal::StaleBeat(_))) => {
-                return Ok(not_expelled(format_args!(
+                return Ok(refused(format_args!(
                     "node {node} is alive: it wrote a heartbeat just now; stop its daemon first"
                 )));
             }

@@ -100,7 +100,7 @@ enum Command {
     /// Run the embedded cluster manager in the foreground: for clusters of several nodes
     #[command(hide = true)]
     Manager(manager::Arguments),
-    /// Show the state of the cluster manager, or expel a member
+    /// Show the state of the cluster manager, expel a member, or accept a pool as the last copy
     #[command(subcommand)]
     Cluster(cluster::Command),
     /// Run a program that lies in the tree: `run` does it, inside a program that sees the tree

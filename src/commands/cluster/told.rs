@@ -14,6 +14,9 @@ struct ReplicaTold {
     member: bool,
     /// The node is a member with another pool than the one that holds everything.
     other_pool: bool,
+    /// The same pool, in a state that the manager does not know.
+    #[serde(skip)]
+    other_generation: bool,
 }
 
 /// A subtree with its chain.
@@ -165,6 +168,10 @@ fn subtree_told(view: &View, path: &str, subtree: &Subtree) -> SubtreeTold {
         other_pool: replica.in_sync
             && view.members.contains_key(&replica.node)
             && !replica.lives(&view.members),
+        other_generation: view
+            .members
+            .get(&replica.node)
+            .is_some_and(|member| member.pool.uid == replica.pool.uid && member.pool != replica.pool),
     });
     SubtreeTold {
         path: path.to_owned(),
@@ -178,6 +185,9 @@ fn subtree_told(view: &View, path: &str, subtree: &Subtree) -> SubtreeTold {
 
 fn replica_text(replica: &ReplicaTold) -> String {
     let state = match (replica.member, replica.in_sync) {
+        (true, true) if replica.other_pool && replica.other_generation => {
+            "there with the pool of the last copy in a state that the manager does not know"
+        }
         (true, true) if replica.other_pool => "there with another pool than the last copy",
         (true, true) => "in sync",
         (true, false) => "joining",
@@ -303,9 +313,12 @@ fn change_told(record: &Record) -> (&'static str, Option<NodeId>, String) {
             let text = format!("node {} complained about node {about}, of {path}{refused}", by.node);
             ("complain", Some(*about), text)
         }
-        Change::SetSubtree { path, chain, copies_min, .. } => {
+        Change::SetSubtree { path, chain, copies_min, founder, version } => {
             let chain: Vec<String> = chain.iter().map(|place| place.node.to_string()).collect();
-            let text = format!("{path} has chain {}, at least {copies_min} copies", chain.join(" "));
+            let is_accepted = founder.is_some() && *version != ChangeNumber::new(0);
+            let accepted = if is_accepted { "; an operator accepted a pool as its last copy" } else { "" };
+            let text =
+                format!("{path} has chain {}, at least {copies_min} copies{accepted}", chain.join(" "));
             ("set_subtree", None, text)
         }
         Change::RemoveSubtree { path, .. } => {

@@ -249,7 +249,8 @@ impl View {
         Ok(())
     }
 
-    /// The replicas of a chain, each with its copy. In a new subtree only the founder has one.
+    /// The replicas of a chain, each with its copy. With a founder only that one has a copy; in an existing subtree it
+    /// is the pool that is recorded as the last copy, in whatever generation, and there is no lease manager.
     fn place(
         &self,
         before: Option<&Subtree>,
@@ -257,14 +258,24 @@ impl View {
         founder: Option<PoolUid>,
     ) -> Result<Vec<Replica>, Refusal> {
         let pool_of = |node| self.members.get(&node).map(|member| member.pool);
+        let was_copy = |node, uid| {
+            let replica = before.map(|subtree| subtree.replica(node));
+            replica
+                .is_none_or(|found| found.is_some_and(|replica| replica.in_sync && replica.pool.uid == uid))
+        };
         let is_founder = |place: &&Placement| {
-            pool_of(place.node).is_some_and(|pool| pool.uid != PoolUid::NONE && Some(pool.uid) == founder)
+            pool_of(place.node).is_some_and(|pool| {
+                pool.uid != PoolUid::NONE && Some(pool.uid) == founder && was_copy(place.node, pool.uid)
+            })
         };
         let founding = chain.iter().find(is_founder).map(|place| place.node);
-        if founding.is_some() != before.is_none() || founder.is_some() != before.is_none() {
+        if founding.is_some() != founder.is_some() || (before.is_none() && founder.is_none()) {
             return Err(Refusal::Field("founder"));
         }
-        let copy = |node| match before {
+        if let Some(node) = before.filter(|_| founder.is_some()).and_then(|subtree| subtree.manager) {
+            return Err(Refusal::StillManager(node));
+        }
+        let copy = |node| match before.filter(|_| founder.is_none()) {
             Some(subtree) => {
                 subtree.replica(node).filter(|replica| replica.in_sync).map(|replica| replica.pool)
             }

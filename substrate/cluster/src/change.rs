@@ -81,7 +81,8 @@ pub enum Change {
         epoch: Epoch,
     },
     /// A subtree gets this chain; replicas that stay keep their copies. One pool founds a new subtree, and is its only
-    /// copy until others have joined.
+    /// copy until others have joined. An operator may accept the pool of the last copy in a generation that the manager
+    /// does not know, if no lease manager is there: it founds the subtree again.
     SetSubtree {
         /// Its path.
         path: Path,
@@ -91,7 +92,8 @@ pub enum Change {
         chain: Vec<Placement>,
         /// An fsync waits while there are fewer copies than this.
         copies_min: u8,
-        /// For a new subtree, the pool that founds it, which belongs to a member in the chain. Otherwise none.
+        /// For a new subtree, the pool that founds it, which belongs to a member in the chain. For an existing one,
+        /// the pool of the last copy if that is accepted in the generation in which its node has joined. Otherwise none.
         founder: Option<PoolUid>,
     },
     /// A subtree becomes a part of the one above it.

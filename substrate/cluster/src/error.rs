@@ -1,7 +1,7 @@
 //! The one error type of this crate.
 
 use crate::change::Refusal;
-use format::DecodeError;
+use format::{DecodeError, NodeId};
 use pmem::MediaError;
 
 /// The reason for which a manager did not execute a request, or for which the outcome is unknown.
@@ -25,6 +25,8 @@ pub enum Error {
     Media(MediaError),
     /// An error of the medium of the joining pool, which cannot store its identity.
     Pool(MediaError),
+    /// The pool belongs to this other node.
+    OtherNode(NodeId),
     /// The log of the manager is inconsistent: a record cannot follow the ones before it.
     Damaged(&'static str),
     /// The manager's files are not in their place any more: a start would find none, or other ones.
@@ -67,6 +69,7 @@ impl std::fmt::Display for Error {
             Self::Message(error) => write!(f, "no message of a cluster manager: {error}"),
             Self::Media(error) => write!(f, "the manager's medium: {error}"),
             Self::Pool(error) => write!(f, "the pool's place in the cluster: {error}"),
+            Self::OtherNode(node) => write!(f, "the pool belongs to node {node}"),
             Self::Damaged(what) => write!(f, "the manager's medium is damaged: {what}"),
             Self::Displaced(what) => write!(f, "{what} was removed, moved or replaced"),
             Self::Open => {

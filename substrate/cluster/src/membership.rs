@@ -86,8 +86,12 @@ impl Membership {
     /// process that follows a dead one keeps its copy and its roles. The new life is durable in the pool when this
     /// returns, and so is each later view soon after. The caller holds the pool's lock.
     ///
+    /// If the manager belongs to another cluster, or was set back to an older state, nothing is written in the pool: a
+    /// generation that only the wrong manager knew would make the pool unknown to the right one.
+    ///
     /// # Errors
-    /// As [`Self::join`]; `Pool`: the pool cannot store the life, and the node is not a member.
+    /// As [`Self::join`]; `Refused(SetBack)`: the manager was set back; `Pool`: the pool cannot store the life, and the
+    /// node is not a member.
     pub fn join_pool(
         host: Arc<dyn Host>,
         manager: Arc<dyn Manager>,
@@ -96,6 +100,18 @@ impl Membership {
         until: Time,
     ) -> Result<Arc<Self>, Error> {
         let view = Self::ask_for_view(&*host, &*manager, until)?;
+        if let Some(other) = identity.cluster().filter(|cluster| *cluster != view.cluster) {
+            return Err(Error::Refused(Refusal::ForeignPool(other)));
+        }
+        if let Some(number) = view.set_back {
+            return Err(Error::Refused(Refusal::SetBack(number)));
+        }
+        if identity.newest() > view.number {
+            let (node, replaces, pool) = (identity.node(), identity.last_life(), identity.report());
+            let joining = Joining { node, replaces, medium, pool, address };
+            Self::report_set_back(&*host, &*manager, &joining, until);
+            return Err(Error::Refused(Refusal::SetBack(identity.newest())));
+        }
         let pool = identity.ask(host.random()).map_err(Error::Pool)?;
         let (node, replaces) = (identity.node(), identity.last_life());
         let joining = Joining { node, replaces, medium, pool, address };
@@ -164,6 +180,16 @@ impl Membership {
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Lets a manager store that it was set back: its number grows with each of its starts, so that it could not notice
+    /// this later. The node is a member for a moment, with the generation that its pool has already, and gets no role.
+    fn report_set_back(host: &dyn Host, manager: &dyn Manager, joining: &Joining, until: Time) {
+        // If this fails, the next attempt to join repeats it.
+        if let Ok(done) = Self::ask_to_join(host, manager, joining, until) {
+            let party = Party { node: joining.node, life: done.epoch };
+            let _ = manager.propose(&Change::Leave { party }, until);
         }
     }
 

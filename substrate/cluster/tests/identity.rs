@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, and helpers have none")]
 
-use cluster::{Done, PoolIdentity, PoolReport};
+use cluster::{Done, Error, PoolIdentity, PoolReport};
 use format::{ChangeNumber, Epoch, NodeId, PoolGeneration, PoolUid};
 use pmem::Medium;
 use pmem::crash::{Limits, Model, Point, enumerate};
@@ -103,7 +103,8 @@ fn each_left_out_is_found(verb: Verb, model: Model) {
     }
 }
 
-/// A generation stays the same until the pool knows of its join; the identity of another pool or node is ignored.
+/// A generation stays the same until the pool knows of its join; the identity of another pool is ignored, and that of
+/// another node is not changed.
 #[test]
 fn a_repeated_request_has_the_same_generation() {
     let recorder = Recorder::new();
@@ -117,6 +118,10 @@ fn a_repeated_request_has_the_same_generation() {
     let next = identity.ask(4).unwrap();
     assert_eq!((next.cluster, next.former), (Some(5), first.copy.generation));
     assert_eq!(next.copy.generation, PoolGeneration::new(4));
+    assert_eq!(PoolIdentity::owner(&medium), Ok(Some((POOL, NODE))));
+    let other = PoolIdentity::open(&medium, POOL, NodeId::new(NODE.get() + 1)).map(drop);
+    assert_eq!(other, Err(Error::OtherNode(NODE)));
+    assert_eq!(open(&medium).unwrap().ask(5).unwrap(), next);
     let other = PoolIdentity::open(&medium, PoolUid::new(8), NODE).unwrap().last_life();
     assert_eq!(other, None);
 }

@@ -137,6 +137,36 @@ fn a_pool_notes_the_newest_view() {
     bed.embedded.stop();
 }
 
+/// A pool has seen a change that the manager does not have: the manager stores this, and the pool stays as it is, so that
+/// the right manager knows it.
+#[test]
+fn a_pool_stays_as_it_is_if_the_manager_was_set_back() {
+    let (bed, recorder) = (Bed::new(), Recorder::new());
+    let member = bed.join(&recorder.medium());
+    bed.found();
+    member.leave(soon()).unwrap();
+    let contents = |medium: &Medium| {
+        let region = medium.open("identity").unwrap();
+        let mut bytes = vec![0; usize::try_from(region.bytes()).unwrap()];
+        region.read(0, &mut bytes).unwrap();
+        bytes
+    };
+    let newest = ChangeNumber::new(bed.view().number.get() + 100);
+    PoolIdentity::open(&recorder.medium(), POOL, NODE).unwrap().saw(newest).unwrap();
+    let before = contents(&recorder.medium());
+    let set_back = Err(Error::Refused(cluster::Refusal::SetBack(newest)));
+    for _ in 0..2 {
+        assert_eq!(bed.try_to_join(&recorder.medium()).map(drop), set_back);
+        let view = bed.view();
+        assert_eq!((view.set_back, view.members.len(), bed.head()), (Some(newest), 0, None));
+    }
+    assert!(contents(&recorder.medium()) == before, "the pool was changed");
+    // A pool that has seen no later change is not told another generation either.
+    let other = Recorder::new();
+    assert_eq!(bed.try_to_join(&other.medium()).map(drop), set_back);
+    bed.embedded.stop();
+}
+
 #[test]
 fn a_pool_of_another_cluster_is_refused() {
     let recorder = Recorder::new();

@@ -533,6 +533,34 @@ fn a_manager_that_was_set_back_appoints_no_lease_manager() {
     assert_eq!(bench.place(&[1, 2, 3]), Err(Refusal::SetBack(number)));
 }
 
+/// The pool of the last copy comes back in a generation that the manager does not know: an operator may accept it, and
+/// no other pool, and only while no node leads.
+#[test]
+fn only_the_pool_of_the_last_copy_is_accepted_in_another_generation() {
+    let mut bench = Bench::new(Expeller::Member, 2);
+    bench.place(&[1, 2]).unwrap();
+    bench.expel(2).unwrap();
+    bench.expel(1).unwrap();
+    bench.join(2).unwrap();
+    let accept = |bench: &mut Bench, founder: u64| {
+        let chain = [1, 2].map(|number| Placement { node: node(number), hot: true }).to_vec();
+        let (version, founder) = (bench.subtree().version, Some(PoolUid::new(founder)));
+        bench.propose(Change::SetSubtree { path: path(0), version, chain, copies_min: 1, founder }).map(drop)
+    };
+    assert_eq!(accept(&mut bench, 1), Err(Refusal::Field("founder")), "node 1 is no member");
+    assert_eq!(accept(&mut bench, 2), Err(Refusal::Field("founder")), "node 2 had left before node 1");
+    bench.join_with(1, PoolDraft::Foreign).unwrap();
+    assert_eq!(accept(&mut bench, 101), Err(Refusal::Field("founder")), "another pool of node 1");
+    bench.expel(1).unwrap();
+    bench.join_with(1, PoolDraft::Older).unwrap();
+    assert_eq!((bench.in_sync(), bench.manager()), (vec![1], None));
+    accept(&mut bench, 1).unwrap();
+    assert_eq!((bench.in_sync(), bench.manager()), (vec![1], Some(1)));
+    bench.set_sync(1, 2, true).unwrap();
+    assert_eq!(accept(&mut bench, 1), Err(Refusal::StillManager(node(1))), "a node leads");
+    assert_eq!(bench.in_sync(), [1, 2]);
+}
+
 #[test]
 fn no_member_is_expelled_too_early() {
     let mut bench = Bench::new(Expeller::Core, 2);
