@@ -49,7 +49,7 @@ fn every_planted_bug_says_what_it_is_and_what_has_to_fail() {
         assert_eq!(words.iter().filter(|word| **word == "-p").count(), 1, "{}", patch.display());
         // The tests of this one need its example, which cargo builds only with the whole package.
         let is_whole = words[2..] == ["-p", "interpose"];
-        let is_one = words.iter().any(|word| matches!(*word, "--test" | "--lib"));
+        let is_one = words.iter().any(|word| matches!(*word, "--test" | "--lib" | "--bin"));
         assert!(is_whole || is_one, "{}", patch.display());
     }
 }
