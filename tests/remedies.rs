@@ -54,10 +54,13 @@ fn a_pool_is_to_be_emptied_only_if_it_is_damaged() {
     changed(&path("key"), "no key", &|| refused(&node, &start("1"), "put it back from a copy", false));
     refused(&node, &started_within(&node, "ulimit -n 20"), "", false);
     start("1").expect_success();
-    let pid = fs::read_to_string(path("node-1/serve.pid")).unwrap();
-    let holder = format!("(process {})", pid.split(' ').next().unwrap());
     changed(&path("hearth.toml"), &settings.replace("node-2/pool", "node-1/pool"), &|| {
-        refused(&node, &start("2"), &holder, false);
+        refused(&node, &start("2"), "belongs to node 1, so node 2 does not start", false);
+        // A pool that names no node is not known as that of another one.
+        fs::rename(path("node-1/pool/identity"), path("identity")).unwrap();
+        let pid = fs::read_to_string(path("node-1/serve.pid")).unwrap();
+        refused(&node, &start("2"), &format!("(process {})", pid.split(' ').next().unwrap()), false);
+        fs::rename(path("identity"), path("node-1/pool/identity")).unwrap();
     });
     node.hearth(&["down"]).expect_success();
     let tree = fs::OpenOptions::new().write(true).open(path("node-2/pool/tree")).unwrap();
