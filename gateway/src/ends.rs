@@ -4,9 +4,9 @@
 //! the size in the answer if a notification about the inode, or an answer to another thread, arrived meanwhile, or if
 //! another program is extending the file. The read would then stop at the old end, although bytes after it were written
 //! long before. For the same reason the kernel may still have the old end after an open, whether or not it has asked for
-//! attributes, and then an access to a mapping behind it is a SIGBUS. So the gateway stores the last byte of the file into the kernel's pages before it answers such a request:
-//! this extends the file at once, whatever happens to the answer. A file that became shorter needs no such step, because
-//! the answer to the READ shows its end.
+//! attributes, and then an access to a mapping behind it is a SIGBUS. So the gateway stores the last byte of the file
+//! into the kernel's pages before it answers such a request: this extends the file at once, whatever happens to the
+//! answer. A file that became shorter needs no such step, because the answer to the READ shows its end.
 
 use crate::gateway::Gateway;
 use crate::pages::PAGE_BYTES;
