@@ -6,6 +6,7 @@
 //! DIR/node-1/pool       its pool, unless the medium is memory and DIR is not
 //! DIR/node-1/socket     where programs attach
 //! DIR/node-1/control    where `hearth status` asks
+//! DIR/node-1/lead       where any user asks which node leads, if there are several
 //! DIR/node-1/serve.pid  its daemon, once it serves
 //! DIR/node-1/serve.lock held by its keeper and its daemon, also one that begins ([`crate::daemon_lock`])
 //! DIR/node-1/standby.lock held by the parents of standby programs ([`crate::standby_lock`])
@@ -281,7 +282,7 @@ impl Cluster {
             return;
         };
         // Those of processes that were killed.
-        for socket in [&node.socket, &self.control(node), &self.orders(node)] {
+        for socket in [&node.socket, &self.control(node), &self.orders(node), &self.lead(node)] {
             let _ = fs::remove_file(socket);
         }
         let _ = fs::remove_dir(private);
@@ -373,6 +374,11 @@ impl Cluster {
     /// Where `hearth status` asks the daemon.
     pub fn control(&self, node: &Node) -> PathBuf {
         node.socket.with_extension("control")
+    }
+
+    /// Where any user may ask the daemon of one of several nodes which of them leads.
+    pub fn lead(&self, node: &Node) -> PathBuf {
+        node.socket.with_extension("lead")
     }
 
     /// Where the daemon of one of several nodes is told what to do; the path is as long as the other one.

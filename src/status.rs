@@ -96,6 +96,21 @@ pub struct NodeStatus {
     pub chain: Option<ChainStatus>,
 }
 
+impl NodeStatus {
+    /// The part that every user may know.
+    pub fn for_all_users(self) -> Self {
+        let chain = self.chain.map(ChainStatus::for_all_users);
+        Self {
+            node: self.node,
+            tree: self.tree,
+            copies: self.copies,
+            kept: self.kept,
+            chain,
+            ..Self::default()
+        }
+    }
+}
+
 /// The default for daemons of earlier versions, which do not report it.
 fn is_kept() -> bool {
     true

@@ -7,7 +7,8 @@
 #[path = "harness/mod.rs"]
 mod harness;
 
-use harness::{Expect, Node};
+use harness::{Expect, Node, limited};
+use std::os::unix::fs::PermissionsExt;
 
 /// The output of a Python script in the tree, as words; none without the right to become another user.
 fn words(node: &Node, script: &str) -> Option<String> {
@@ -403,4 +404,39 @@ print('done')
     let found = words(&node, &format!("{EVIL}{script}"));
     let Some(found) = found else { return };
     assert_eq!(found, "done");
+}
+
+/// Users who may not ask how the nodes are, have to be told which of them to use all the same.
+#[test]
+fn a_program_of_another_user_runs_at_the_node_that_leads_and_waits_for_it() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let node = Node::of_nodes_with(2, 1000, 500);
+    std::fs::set_permissions(node.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = node.program();
+    let as_user = |command: &str, rest: &[&str]| {
+        let user = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"];
+        limited(&[&user[..], &[&program, command, "--dir", node.dir()]].concat(), rest)
+    };
+    as_user("run", &["--node", "2", "--", "true"]).expect_failure("node 1 leads, not node 2");
+    let told = as_user("status", &[]);
+    assert_eq!(told.status.code(), Some(3));
+    let told = String::from_utf8(told.stdout).unwrap();
+    assert!(told.contains("only the node's user and root may"), "{told}");
+    assert!(
+        told.contains("it leads") && told.contains("it follows node 1") && !told.contains("pool"),
+        "{told}"
+    );
+    node.hearth(&["down", "--node", "1", "--hard"]).expect_success();
+    // The next node does not lead yet.
+    for named in [&["--node", "2"][..], &[]] {
+        let script = ["--", "sh", "-c", "echo $HEARTH_TREE; ls -d $HEARTH_TREE"];
+        let told = as_user("run", &[named, &script].concat()).expect_success();
+        let tree = format!("{}/n2\n", node.dir());
+        assert_eq!(told, tree.repeat(2));
+    }
+    node.hearth(&["down", "--hard"]).expect_success();
+    as_user("run", &["--", "true"]).expect_failure("no node leads now");
 }

@@ -15,7 +15,7 @@ use super::{owner, pool_watch, remedy};
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
     End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen_for_questions,
-    make_new_pool, medium, note_failure, of_daemon, own_listener, spawn,
+    listen_for_users, make_new_pool, medium, note_failure, of_daemon, own_listener, spawn,
 };
 use crate::commands::manager::{folder, key_file};
 use crate::commands::up::say_ready;
@@ -60,20 +60,23 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     let tell = |why: &Error| note_failure(cluster, node, &why.to_string());
     let member = Arc::new(begun.inspect_err(tell)?);
     let (control, commands) = (listen_for_questions(cluster, node)?, orders::listen(cluster, node)?);
+    let users = listen_for_users(cluster, node)?;
     let process = Process::this()?;
     process.save(&cluster.pid_file(node))?;
     say_ready()?;
     let asked = member.clone();
     answer_status(control, move || asked.status())?;
+    let asked = member.clone();
+    answer_status(users, move || asked.status().for_all_users())?;
     orders::obey(commands, member.clone())?;
     let running = member.clone();
     pool_watch::begin(&member)?;
     spawn("chain", move || running.run())?;
     info!(node = node.number, "holds its pool");
     let code = end((cluster, node), &member, &ends);
-    let (control, orders) = (cluster.control(node), cluster.orders(node));
-    let files = [&control, &orders, &node.socket].map(PathBuf::as_path);
-    process.remove_files(&cluster.pid_file(node), if kept { &files[..2] } else { &files });
+    let (control, orders, lead) = (cluster.control(node), cluster.orders(node), cluster.lead(node));
+    let files = [&control, &orders, &lead, &node.socket].map(PathBuf::as_path);
+    process.remove_files(&cluster.pid_file(node), if kept { &files[..3] } else { &files });
     Ok(code)
 }
 

@@ -119,6 +119,21 @@ fn numbers(nodes: &[u32]) -> String {
 }
 
 impl ChainStatus {
+    /// The part that every user may know: enough to find the node that leads.
+    pub fn for_all_users(self) -> Self {
+        Self {
+            role: self.role,
+            leader: self.leader,
+            nodes: self.nodes,
+            in_sync: self.in_sync,
+            min_copies: self.min_copies,
+            needs_operator: self.needs_operator,
+            expired: self.expired,
+            failed: self.failed,
+            ..Self::default()
+        }
+    }
+
     /// The problems, a sentence each.
     pub fn problems(&self, node: u32) -> Vec<String> {
         // Just after its start it has not found out yet.

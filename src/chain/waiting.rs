@@ -8,6 +8,7 @@ use crate::process::Process;
 use crate::say;
 use crate::status::{Unanswered, ask};
 use ipc::{Host, SystemHost, Time, Word};
+use std::path::Path;
 use std::time::Duration;
 
 /// How often it is asked.
@@ -31,6 +32,15 @@ impl Parts {
     /// Asks all nodes.
     pub fn ask(cluster: &Cluster) -> Self {
         Self(cluster.settings.nodes.iter().map(|node| part(cluster, node, PATIENCE)).collect())
+    }
+
+    /// Asks all nodes, also for a user who is told only which of them leads.
+    fn ask_as_any_user(cluster: &Cluster) -> Self {
+        let ask = |node: &Node| match part(cluster, node, PATIENCE) {
+            (_, Err(Unanswered::Forbidden(_))) => part_at(&cluster.lead(node), node, PATIENCE),
+            part => part,
+        };
+        Self(cluster.settings.nodes.iter().map(ask).collect())
     }
 
     /// Asks one of them.
@@ -76,6 +86,12 @@ impl Parts {
         };
         self.0.iter().filter_map(waits).collect()
     }
+
+    /// The same as the end of a sentence.
+    fn waits_for(&self) -> String {
+        let waits = self.waits();
+        if waits.is_empty() { String::new() } else { format!(": {}", waits.join("; ")) }
+    }
 }
 
 fn part(
@@ -83,7 +99,15 @@ fn part(
     node: &Node,
     patience: Duration,
 ) -> (u32, std::result::Result<ChainStatus, Unanswered>) {
-    let told = ask(&cluster.control(node), patience);
+    part_at(&cluster.control(node), node, patience)
+}
+
+fn part_at(
+    socket: &Path,
+    node: &Node,
+    patience: Duration,
+) -> (u32, std::result::Result<ChainStatus, Unanswered>) {
+    let told = ask(socket, patience);
     let told = told
         .and_then(|status| status.chain.ok_or_else(|| Unanswered::Absent("it is a node of one".to_owned())));
     (node.number, told)
@@ -169,9 +193,7 @@ fn wait(cluster: &Cluster) -> Result<(u32, ChainStatus)> {
                 return Err(Error::new(format!("no node leads after {} s: {waits}", LEADS.as_secs())));
             }
             _ => notices.tell(waited, || {
-                let waits = parts.waits();
-                let why = if waits.is_empty() { String::new() } else { format!(": {}", waits.join("; ")) };
-                format!("until a node leads, at most {} s{why}", LEADS.as_secs())
+                format!("until a node leads, at most {} s{}", LEADS.as_secs(), parts.waits_for())
             }),
         }
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
@@ -184,14 +206,14 @@ pub fn until_any_leads(cluster: &Cluster, patience: Duration) -> Parts {
     let begin = SystemHost.now();
     let mut is_told = false;
     loop {
-        let parts = Parts::ask(cluster);
+        let parts = Parts::ask_as_any_user(cluster);
         let waited = SystemHost.now().since(begin);
         let all_down = all_are_down(cluster, &parts);
         if parts.leader().is_some() || parts.are_forbidden() || all_down || waited >= patience {
             return parts;
         }
         if waited >= NOTICE && !std::mem::replace(&mut is_told, true) {
-            say::aside(format_args!("hearth: waiting until a node leads: {}", parts.waits().join("; ")));
+            say::aside(format_args!("hearth: waiting until a node leads{}", parts.waits_for()));
         }
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
     }

@@ -27,10 +27,10 @@ use sharedfs::{Config, Daemon, ListenerSettings, Recovered, Repaired, format_poo
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -439,6 +439,15 @@ pub(crate) fn listen_for_questions(cluster: &Cluster, node: &Node) -> Result<Uni
     let control = cluster.control(node);
     let _ = fs::remove_file(&control);
     UnixListener::bind(&control).map_err(Error::at("listen at", &control))
+}
+
+/// The socket at which any user may ask which node leads.
+pub(crate) fn listen_for_users(cluster: &Cluster, node: &Node) -> Result<UnixListener> {
+    let lead = cluster.lead(node);
+    let _ = fs::remove_file(&lead);
+    let listener = UnixListener::bind(&lead).map_err(Error::at("listen at", &lead))?;
+    fs::set_permissions(&lead, Permissions::from_mode(0o666)).map_err(Error::at("set mode of", &lead))?;
+    Ok(listener)
 }
 
 /// Starts the thread that tells each process that connects how the node is.

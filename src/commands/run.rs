@@ -150,8 +150,10 @@ fn chosen(
             "node {leader} leads, not node {named}: hearth run --dir {} --node {leader}",
             quoted(&cluster.dir)
         ))),
-        // A user who may not ask finds out by running the program.
-        (None, _) if parts.are_forbidden() => Ok(Ok(node)),
+        (None, _) if parts.are_forbidden() => Ok(Err(format!(
+            "this user may not search the folders of the nodes in {}, and so cannot attach a program",
+            quoted(&cluster.dir)
+        ))),
         (None, _) => Ok(Err(format!(
             "no node leads now (hearth status --dir {} says what they wait for)",
             quoted(&cluster.dir)

@@ -3,13 +3,14 @@
 
 use super::Status;
 use crate::chain;
+use crate::chain::told::ChainStatus;
 use crate::cluster::{Cluster, MediumKind, Node};
 use crate::error::{Error, Result};
-use crate::health::{self, NodeHealth};
+use crate::health::{self, NodeHealth, PATIENCE};
 use crate::mountpoint::{Stand, gateway, mount_command, stand};
 use crate::process::Process;
 use crate::say::{self, count, quoted};
-use crate::status::NodeStatus;
+use crate::status::{NodeStatus, ask};
 use serde::Serialize;
 use std::fs;
 use std::io::ErrorKind;
@@ -60,6 +61,9 @@ enum Answer {
         node: u32,
         state: NodeState,
         unknown: String,
+        /// Of several nodes: the part that every user is told.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        chain: Option<Box<ChainStatus>>,
     },
     Down {
         node: u32,
@@ -135,7 +139,9 @@ fn answer(cluster: &Cluster, node: &Node) -> Answer {
         NodeHealth::Unknown(why) => {
             let unknown =
                 format!("this user may not ask the daemon, only the node's user and root may: {why}");
-            return Answer::Unknown { node: node.number, state: NodeState::Unknown, unknown };
+            let told = ask(&cluster.lead(node), PATIENCE).ok();
+            let chain = told.and_then(|told| told.chain).map(Box::new);
+            return Answer::Unknown { node: node.number, state: NodeState::Unknown, unknown, chain };
         }
         NodeHealth::Silent(daemon) => (NodeState::Silent, health::silence(cluster, node, &daemon)),
         NodeHealth::Starting { again: true } => (NodeState::Starting, "being started again".to_owned()),
@@ -210,8 +216,10 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
 
 fn print(answer: &Answer) {
     match answer {
-        Answer::Unknown { node, unknown, .. } => {
-            say::line(format_args!("node {node}: not known ({unknown})"))
+        Answer::Unknown { node, unknown, chain, .. } => {
+            say::line(format_args!("node {node}: not known ({unknown})"));
+            let lines = chain.as_ref().map(|chain| chain.lines()).unwrap_or_default();
+            lines.iter().for_each(|line| say::line(format_args!("  {line}")));
         }
         Answer::Down { node, down, tree, mount, pool, medium, failure, .. } => {
             say::line(format_args!("node {node}: {down}"));
