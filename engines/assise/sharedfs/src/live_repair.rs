@@ -10,12 +10,12 @@
 
 use crate::copies::Copy;
 use crate::copies::Listened;
-use crate::copies::fetching::{Answer, CopiedRecords};
+use crate::copies::fetching::{CopiedRecords, NotFetched};
 use crate::daemon::Daemon;
 use crate::digest::Step;
 use crate::error::Error;
 use crate::level::LOOK;
-use crate::repair::{FetchedRange, Repaired, made_again};
+use crate::repair::{Repaired, made_again};
 use crate::replicate::STOP_PATIENCE;
 use crate::state::Core;
 use ccnvm::SessionId;
@@ -34,15 +34,6 @@ struct EndingLog {
     file_bytes: u64,
     owner: u32,
     digested: Digested,
-}
-
-/// Why bytes of a log did not come.
-enum NotFetched {
-    /// Its connection is over: it may come back, and another copy may have them.
-    Lost,
-    Stopped(Error),
-    /// The own medium takes no new file.
-    Medium(pmem::MediaError),
 }
 
 impl Daemon {
@@ -131,22 +122,8 @@ impl Core {
         }
         let file = made_again(&self.medium, self.pool, log.life, (log.file_bytes, log.owner))
             .map_err(NotFetched::Medium)?;
-        let mut range = FetchedRange::new(&file, log.digested, records.sent);
-        while let Some(part) = range.next() {
-            copy.ask_for(log.life, part);
-            let bytes = loop {
-                let seen = copy.look();
-                match copy.answer_of(log.life.0) {
-                    Answer::Bytes(bytes) => break bytes,
-                    Answer::Lost => return Err(NotFetched::Lost),
-                    Answer::Due => {}
-                }
-                copy.pump();
-                self.wait_for_copy(copy, seen, closing).map_err(NotFetched::Stopped)?;
-            };
-            range.put(&bytes).map_err(NotFetched::Medium)?;
-        }
-        file.sync().map_err(NotFetched::Medium)?;
+        let wait = |seen| self.wait_for_copy(copy, seen, closing);
+        copy.fetch(&file, log.life, (log.digested, records.sent), wait)?;
         Ok(file)
     }
 

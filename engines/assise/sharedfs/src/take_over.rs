@@ -11,13 +11,14 @@
 //! that lives learns how far its log counted before the log is gone.
 
 use crate::config::Config;
+use crate::copies::fetching::NotFetched;
 use crate::counted_copies::Copies;
 use crate::damage::{LedgerEnd, Unjudged, is_incomplete, unaccounted};
 use crate::error::Error;
-use crate::level::{begin_copy, keys_of_lives, level, lives_of, send_ledger};
+use crate::level::{LEVEL_PATIENCE, begin_copy, keys_of_lives, level, lives_of, send_ledger, wait};
 use crate::locks::Locks;
 use crate::register::{Register, Remembered};
-use crate::repair::{GreetedCopies, Repaired};
+use crate::repair::{GreetedCopies, Repaired, made_again};
 use crate::replay::apply::CutReason;
 use crate::replay::batch::{BatchLimits, Decisions, End, NO_FRAME, Role, digest_batch};
 use crate::replay::copy::{LocalCopy, contain_changes};
@@ -73,8 +74,12 @@ pub(crate) struct FormerDaemon<'a> {
     pub locks: &'a Locks,
 }
 
+/// How often the tail of a log is fetched: once, since no program has the file with the fetched records.
+const FETCHES_MAX: usize = 1;
+
 /// A take-over on its way.
 struct TakeOver<'a> {
+    host: &'a Arc<dyn Host>,
     area: &'a mut Area,
     copy: LocalCopy,
     config: &'a Config,
@@ -141,7 +146,7 @@ pub(crate) fn take_over(
     let ends = if copies.any() { level(host, &copies, &mut copy)? } else { BTreeMap::new() };
     let table = copy.ledger.table();
     let unjudged = Unjudged::left_in(&copy.medium, config, |uid| table.log(uid).is_some())?;
-    let mut taking = TakeOver { area, copy, config, recovered, unjudged, copies, ends, term, key };
+    let mut taking = TakeOver { host, area, copy, config, recovered, unjudged, copies, ends, term, key };
     let end = taking.copy.ledger.last();
     taking.keep_unjudged(&named)?;
     taking.begin_life()?;
@@ -216,18 +221,24 @@ impl TakeOver<'_> {
         let limits = BatchLimits::of(self.config);
         let all = self.ends.get(&uid).copied().unwrap_or(Sequence::new(u64::MAX));
         let before = self.copy.digested(uid);
+        let mut fetches = 0;
         let cut = loop {
             let mut decisions = Decisions::REPEATED;
             let digest =
                 digest_batch(self.area, &mut self.copy, (uid, all), limits, &mut decisions, Role::Head)?;
             self.recovered.records += digest.records as u64;
-            match digest.end {
-                End::More => {}
-                // The copies have no more of it.
-                End::Done | End::NoFrame => break None,
-                End::Cut(reason) => break Some(reason),
-                End::Differs => break Some(CutReason::Changed),
+            let cut = match digest.end {
+                End::More => continue,
+                End::Done | End::NoFrame => None,
+                End::Cut(reason) => Some(reason),
+                End::Differs => Some(CutReason::Changed),
+            };
+            let is_of_the_file = cut.is_none_or(CutReason::is_of_the_file);
+            if is_of_the_file && fetches < FETCHES_MAX && self.fetch_tail(uid)? {
+                fetches += 1;
+                continue;
             }
+            break cut;
         };
         let at = self.copy.digested(uid);
         let file = self.copy.file(uid)?;
@@ -247,6 +258,36 @@ impl TakeOver<'_> {
         self.recovered.logs.push((uid, at.sequence));
         self.recovered.cuts.extend(cut.map(|reason| (uid, reason)));
         Ok(())
+    }
+
+    /// Where the file of a log ends before the records of the copies, although it had them when the copies were compared with it:
+    /// gets them, in a new file. The program has the former one, and may still change it. True if they were fetched.
+    fn fetch_tail(&mut self, uid: LogUid) -> Result<bool, Error> {
+        let digested = self.copy.digested(uid);
+        // Records that only some copies have were not acknowledged.
+        if self.ends.get(&uid).is_none_or(|end| *end <= digested.sequence) {
+            return Ok(false);
+        }
+        let open = self.copy.ledger.table().log(uid).expect("each log of a copy is in the table");
+        let (life, size) = ((uid, open.incarnation), (open.file_bytes, open.caller.uid));
+        let copies = self.copies.all().into_iter();
+        let having = copies.filter_map(|copy| copy.records_of(life.0, life.1).map(|records| (copy, records)));
+        let Some((copy, records)) = having.max_by_key(|(_, records)| records.synced) else {
+            return Ok(false);
+        };
+        let file = made_again(&self.copy.medium, self.area.pool(), life, size)?;
+        let until = self.host.now().after(LEVEL_PATIENCE);
+        let fetched =
+            copy.fetch(&file, life, (digested, records.sent), |seen| wait(self.host, &copy, seen, until));
+        fetched.map_err(|why| match why {
+            NotFetched::Lost => Error::Copy(copy.node, transport::Error::TimedOut.into()),
+            NotFetched::Stopped(error) => error,
+            NotFetched::Medium(error) => error.into(),
+        })?;
+        self.copy.replace_file(uid, Arc::new(file));
+        let (log, node, after) = (uid, copy.node, digested.sequence);
+        self.recovered.repaired.push(Repaired { log, node, after, up_to: records.synced });
+        Ok(true)
     }
 
     /// True if records of a log may be gone with a part of its file, or with all of it. Only the node that made the log has

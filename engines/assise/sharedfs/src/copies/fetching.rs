@@ -5,9 +5,13 @@
 
 use super::Copy;
 use crate::copy_positions::Fetch;
+use crate::error::Error;
+use crate::repair::FetchedRange;
 use format::mirror::DataPart;
 use format::{Incarnation, LogUid, Sequence};
 use ipc::Digested;
+use mirror::logs::LogFile;
+use pmem::MediaError;
 
 /// How much of a log's file a copy has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +24,7 @@ pub(crate) struct CopiedRecords {
 
 /// The state of a question.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+enum Answer {
     /// The copy sent these bytes, from the position on that was asked for.
     Bytes(Vec<u8>),
     /// It has not answered yet.
@@ -29,7 +33,44 @@ pub(crate) enum Answer {
     Lost,
 }
 
+/// Why records did not come.
+pub(crate) enum NotFetched {
+    /// The connection is over: it may come back, and another copy may have them.
+    Lost,
+    /// The wait ended.
+    Stopped(Error),
+    /// The own medium did not take them.
+    Medium(MediaError),
+}
+
 impl Copy {
+    /// Puts the records that the copy has of a log, between two places, into a file of this node, and syncs it. `wait` waits a while
+    /// for what the copy says.
+    pub fn fetch(
+        &self,
+        file: &LogFile,
+        life: (LogUid, Incarnation),
+        (from, to): (Digested, Digested),
+        mut wait: impl FnMut(u32) -> Result<(), Error>,
+    ) -> Result<(), NotFetched> {
+        let mut range = FetchedRange::new(file, from, to);
+        while let Some(part) = range.next() {
+            self.ask_for(life, part);
+            let bytes = loop {
+                let seen = self.look();
+                match self.answer_of(life.0) {
+                    Answer::Bytes(bytes) => break bytes,
+                    Answer::Lost => return Err(NotFetched::Lost),
+                    Answer::Due => {}
+                }
+                self.pump();
+                wait(seen).map_err(NotFetched::Stopped)?;
+            };
+            range.put(&bytes).map_err(NotFetched::Medium)?;
+        }
+        file.sync().map_err(NotFetched::Medium)
+    }
+
     /// How much the copy has of a log's file; `None` if it has no such file.
     pub fn records_of(&self, log: LogUid, incarnation: Incarnation) -> Option<CopiedRecords> {
         let positions = self.positions.lock();
@@ -38,7 +79,7 @@ impl Copy {
     }
 
     /// Asks for bytes of a log's file, at most so many from a position on. One question about each log at a time.
-    pub fn ask_for(&self, (log, incarnation): (LogUid, Incarnation), part: (u64, u64)) {
+    fn ask_for(&self, (log, incarnation): (LogUid, Incarnation), part: (u64, u64)) {
         let asked = {
             let mut guard = self.sender.lock();
             let Some(sender) = guard.as_mut() else { return };
@@ -62,7 +103,7 @@ impl Copy {
     }
 
     /// The state of the question about a log. Bytes are given once.
-    pub fn answer_of(&self, log: LogUid) -> Answer {
+    fn answer_of(&self, log: LogUid) -> Answer {
         let mut positions = self.positions.lock();
         match positions.fetches.remove(&log) {
             Some(Fetch::Answered(bytes)) => Answer::Bytes(bytes),
@@ -82,7 +123,7 @@ impl Copy {
     }
 
     /// Sends the rest of a question that the connection did not accept at once.
-    pub fn pump(&self) {
+    fn pump(&self) {
         let pumped = self.sender.lock().as_mut().map(mirror::Sender::pump);
         if let Some(Err(error)) = pumped {
             self.lose(&error);

@@ -243,3 +243,36 @@ fn an_interrupted_repair_is_done_again() {
     assert_eq!(other.read(inode, 8_192, 40_000).unwrap(), long);
     both.assert_synced();
 }
+
+/// The program writes over its log again while the next life begins, after any number of messages of the copy: it has the file
+/// that was compared with the copy, and that was repaired.
+#[test]
+fn records_that_a_program_rewrites_during_a_take_over_are_those_of_the_copy() {
+    for was_wrong in [false, true] {
+        let mut in_time = 0;
+        for messages in 1.. {
+            // The copy has entries to execute after the repair, before the head digests.
+            let mut both = Undigested::of(&[], was_wrong);
+            let (log, second) = (both.client.attached.log.clone(), both.second);
+            both.pair.stop_head();
+            if was_wrong {
+                both.rewrite_second(b"SECOND");
+            }
+            let standby = both.pair.restart_head();
+            let connection = both.pair.connect();
+            let writes = Box::new(move || log.write(second.position, &[7; 64]));
+            both.pair.follows.borrow_mut().paused = 0;
+            both.pair.follows.borrow_mut().meanwhile = Some((messages, writes));
+            let (daemon, recovered) = standby.lead(term(HEAD, 2), vec![connection]).unwrap();
+            both.pair.daemon = Arc::new(daemon);
+            let is_over = both.pair.follows.borrow_mut().meanwhile.take().is_some();
+            in_time += usize::from(repaired(&recovered) > usize::from(was_wrong));
+            assert_eq!((recovered.damaged.len(), recovered.cuts.len()), (0, 0), "after {messages} messages");
+            both.assert_synced();
+            if is_over {
+                break;
+            }
+        }
+        assert!(in_time > 0, "it was never between the comparison and the digest");
+    }
+}
