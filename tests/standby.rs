@@ -264,6 +264,25 @@ fn a_program_without_a_session_that_does_not_end_keeps_the_lead_or_is_killed_bef
     until_said(&node, 1, "the lead moves to node 2: the program was killed");
 }
 
+/// The daemon kills both, since the parent does not see that the lead moves.
+#[test]
+fn a_program_whose_parent_is_stopped_has_ended_before_another_node_leads() {
+    let node = Node::several(2);
+    for order in [&["move", "--to", "2", "--grace", "1", "--force"][..], &["down", "--node", "1"]] {
+        let (mut first, mut second) = (idle(&node, 1), standby(&node, 2));
+        let one: u32 = first.line().unwrap().parse().unwrap();
+        first.signal(Signal::STOP);
+        node.hearth(order);
+        begun(&mut second);
+        let state = read_to_string(format!("/proc/{one}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "{order:?}: {state}");
+        assert_eq!(first.wait().code(), None, "it was killed");
+        drop(second);
+        node.hearth(&["up"]);
+        node.hearth(&["move", "--to", "1"]);
+    }
+}
+
 #[test]
 fn a_program_that_ends_by_itself_ends_its_parent_and_one_whose_parent_is_killed_is_gone() {
     let node = Node::several(2);

@@ -21,8 +21,10 @@ use tracing::{info, warn};
 const LOOK: Duration = Duration::from_millis(2);
 /// How long standby programs may take to end when the daemon of their node ends in order.
 const ENDING: Duration = Duration::from_secs(10);
-/// How long standby programs that are killed may take to be gone.
+/// How long parents may take to kill their standby programs, before the daemon kills both.
 const KILLED: Duration = Duration::from_secs(5);
+/// How long the programs that the daemon has killed may take to be gone.
+const KILLED_HERE: Duration = Duration::from_secs(1);
 /// How long the copies may take to get what the last sessions left.
 const LEVEL: Duration = Duration::from_secs(1);
 
@@ -65,12 +67,16 @@ impl Member {
             membership.and_then(|membership| membership.view()?.subtrees.get(&Path::root()).cloned());
         let next = subtree.and_then(|subtree| subtree.in_sync().find(|node| *node != self.id))?.get();
         let begun = SystemHost.now();
+        let mut killed = false;
         loop {
             let waited = SystemHost.now().since(begun);
             self.set_moving(next, waited >= ENDING);
+            if waited >= ENDING + KILLED && !std::mem::replace(&mut killed, true) {
+                self.begun.standby_programs.kill_programs();
+            }
             let why = match self.begun.standby_programs.take() {
                 Ok(Some(none)) => return Some(none),
-                Ok(None) if waited < ENDING + KILLED && !head.is_over() => {
+                Ok(None) if waited < ENDING + KILLED + KILLED_HERE && !head.is_over() => {
                     SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK)));
                     continue;
                 }
@@ -91,7 +97,7 @@ impl Member {
     fn wait_for_programs(&self, head: &Head, order: &MoveOrder) -> Refused<Option<NoStandbyPrograms<'_>>> {
         let lock = &self.begun.standby_programs;
         let until = SystemHost.now().after(Duration::from_millis(order.grace_ms));
-        let mut none = None;
+        let (mut none, mut killed) = (None, false);
         loop {
             if none.is_none() {
                 none = lock
@@ -106,6 +112,11 @@ impl Member {
             if SystemHost.now() >= until {
                 match (order.force, &none) {
                     (true, None) if late < KILLED => self.set_moving(order.to, true),
+                    (true, None) if late < KILLED + KILLED_HERE => {
+                        if !std::mem::replace(&mut killed, true) {
+                            lock.kill_programs();
+                        }
+                    }
                     (true, _) => return Ok(none),
                     (false, None) => return Err(still_running("standby programs run", &parents(lock))),
                     (false, Some(_)) => return Err(still_running("programs are attached", &attached(head))),
