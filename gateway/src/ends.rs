@@ -3,10 +3,11 @@
 //! A read beyond the end that the kernel knows first asks for attributes (GETATTR with the open file). The kernel ignores
 //! the size in the answer if a notification about the inode, or an answer to another thread, arrived meanwhile, or if
 //! another program is extending the file. The read would then stop at the old end, although bytes after it were written
-//! long before. For the same reason the kernel may still have the old end after an open, whether or not it has asked for
-//! attributes, and then an access to a mapping behind it is a SIGBUS. So the gateway stores the last byte of the file
-//! into the kernel's pages before it answers such a request: this extends the file at once, whatever happens to the
-//! answer. A file that became shorter needs no such step, because the answer to the READ shows its end.
+//! long before. For the same reason the kernel may still have the old end after an open, or after a program was told the
+//! size of the file (GETATTR without an open file), and then an access to a mapping behind that end is a SIGBUS. So the
+//! gateway stores the last byte of the file into the kernel's pages before it answers such a request, for files that are
+//! open: this extends the file at once, whatever happens to the answer. A file that became shorter needs no such step,
+//! because the answer to the READ shows its end.
 
 use crate::gateway::Gateway;
 use crate::pages::PAGE_BYTES;
@@ -38,6 +39,11 @@ impl Ends {
     /// Whether the kernel knows that the file ends at `end` or later.
     pub(crate) fn reaches(&self, node: InodeNumber, end: u64) -> bool {
         end == 0 || self.0.lock().ends.get(&node).is_some_and(|known| *known >= end)
+    }
+
+    /// Whether the kernel knows the last page of a file that ends there.
+    pub(crate) fn reaches_page(&self, node: InodeNumber, end: u64) -> bool {
+        self.reaches(node, end.div_ceil(PAGE_BYTES).saturating_sub(1) * PAGE_BYTES + u64::from(end > 0))
     }
 
     /// The kernel gets this end of the file in an answer; 0 if it has forgotten the file.
@@ -82,8 +88,7 @@ impl Gateway {
     /// fails, the requests that follow fail too.
     pub(crate) fn tell_end(&self, handle: Handle, attributes: &Attributes, reply: &mut Reply) {
         let Attributes { inode, file_type: FileType::Regular, .. } = *attributes else { return };
-        let knows =
-            |size: u64| self.ends.reaches(inode, size.saturating_sub(1) / PAGE_BYTES * PAGE_BYTES + 1);
+        let knows = |size: u64| self.ends.reaches_page(inode, size);
         if !self.caches || attributes.size == 0 || !self.nodes.knows(inode) || knows(attributes.size) {
             return;
         }

@@ -32,6 +32,7 @@ struct Holder {
 #[derive(Default)]
 struct FilesState {
     files: BTreeMap<u64, Arc<OpenFile>>,
+    of_inodes: BTreeSet<(InodeNumber, u64)>,
     holders: BTreeMap<(InodeNumber, u64), Holder>,
     flocked: BTreeSet<Handle>,
 }
@@ -46,7 +47,9 @@ impl Files {
     }
 
     pub(crate) fn add(&self, file: OpenFile) {
-        self.state.lock().files.insert(file.handle.get(), Arc::new(file));
+        let mut state = self.state.lock();
+        state.of_inodes.insert((file.inode, file.handle.get()));
+        state.files.insert(file.handle.get(), Arc::new(file));
     }
 
     /// The open file with this number.
@@ -57,6 +60,13 @@ impl Files {
         self.state.lock().files.get(&number).cloned().ok_or(vfs::Error::BadDescriptor)
     }
 
+    /// One of the open files of an inode.
+    pub(crate) fn any_of(&self, inode: InodeNumber) -> Option<Arc<OpenFile>> {
+        let state = self.state.lock();
+        let (_, number) = state.of_inodes.range((inode, 0)..=(inode, u64::MAX)).next()?;
+        state.files.get(number).cloned()
+    }
+
     /// Removes an open file, and returns the owners whose locks end with it.
     ///
     /// # Errors
@@ -64,6 +74,7 @@ impl Files {
     pub(crate) fn remove(&self, number: u64) -> Result<(Arc<OpenFile>, Vec<LockOwner>), vfs::Error> {
         let mut state = self.state.lock();
         let file = state.files.remove(&number).ok_or(vfs::Error::BadDescriptor)?;
+        state.of_inodes.remove(&(file.inode, number));
         let mut owners = Vec::new();
         if state.flocked.remove(&file.handle) {
             owners.push(LockOwner::Description(number));
@@ -143,11 +154,14 @@ mod tests {
     fn a_process_that_closed_one_file_keeps_later_locks_through_another() {
         let files = files();
         let (one, other) = (files.get(5).unwrap(), files.get(6).unwrap());
+        let any = || files.any_of(one.inode).map(|file| file.handle.get());
+        assert_eq!((any(), files.any_of(InodeNumber::new(8)).is_none()), (Some(5), true));
         files.range_owner(&one, 77, 1, true);
         assert_eq!(files.closed_by(&one, 77), Some(LockOwner::Process { id: 77, pid: 1 }));
         assert_eq!(files.closed_by(&one, 77), None);
         files.range_owner(&other, 77, 2, true);
         assert_eq!(files.remove(5).unwrap().1, []);
+        assert_eq!(any(), Some(6));
         assert_eq!(files.range_owner(&other, 77, 3, false), LockOwner::Process { id: 77, pid: 2 });
     }
 }

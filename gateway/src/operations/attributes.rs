@@ -5,9 +5,12 @@ use crate::abi::{
     fattr,
 };
 use crate::callers::caller;
+use crate::files::OpenFile;
 use crate::gateway::{Answer, Gateway, node};
 use crate::reply::Reply;
 use format::name::NAME_BYTES_MAX;
+use format::record::FileType;
+use std::sync::Arc;
 use vfs::engine::{Attributes, Changes, SetTime, Target};
 use vfs::{Error, LeaseMode, access};
 
@@ -61,15 +64,36 @@ impl Gateway {
         let node = node(header);
         let mut stamp = self.stamp(node);
         let mut attributes = self.engine.getattr(Target::Node(node))?;
-        let for_end = self.caches && fields.flags & GETATTR_HANDLE != 0;
-        if for_end && !self.ends.reaches(node, attributes.size) {
+        if let Some(file) = self.file_to_tell_end(&fields, &attributes)? {
             // The attributes are read again, under a lease that is held until the answer was sent.
             reply.stays(self.units.enter_pages(node, LeaseMode::Read)?);
             stamp = self.stamp(node);
             attributes = self.engine.getattr(Target::Node(node))?;
-            self.store_end(node, self.files.get(fields.handle)?.handle, attributes.size)?;
+            let stored = self.store_end(node, file.handle, attributes.size);
+            // Another file than that of the call may be closed meanwhile.
+            if fields.flags & GETATTR_HANDLE != 0 {
+                stored?;
+            }
         }
         Ok(self.tell_attributes(&attributes, stamp, reply))
+    }
+
+    /// The open file by which the kernel is to be told the end of a file before it gets the size: that of the call which asks for
+    /// the end, or any, since a program may map the file up to the size that it is told.
+    fn file_to_tell_end(
+        &self,
+        fields: &GetattrIn,
+        Attributes { inode, size, file_type, .. }: &Attributes,
+    ) -> Result<Option<Arc<OpenFile>>, Error> {
+        if !self.caches || *file_type != FileType::Regular {
+            return Ok(None);
+        }
+        if fields.flags & GETATTR_HANDLE != 0 {
+            let asked = !self.ends.reaches(*inode, *size);
+            return asked.then(|| self.files.get(fields.handle)).transpose();
+        }
+        let is_known = self.ends.reaches_page(*inode, *size);
+        Ok(if is_known { None } else { self.files.any_of(*inode) })
     }
 
     /// Attributes with the time of creation.

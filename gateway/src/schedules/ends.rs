@@ -50,6 +50,32 @@ fn the_kernel_has_the_last_byte_of_a_file_before_it_is_told_the_size() {
     around.gateway.end_recalls();
 }
 
+/// `fstat` asks without the open file, and the program may map as much as it is told.
+#[test]
+fn the_kernel_has_the_last_page_of_an_open_file_before_a_program_is_told_its_size() {
+    let around = Around::new();
+    around.gateway.start_recalls().unwrap();
+    let (EntryOut { node, .. }, handle) = around.create(b"file");
+    let size = || around.attributes(opcode::GETATTR, node, &[&[0; 16]]).attr.size;
+    assert_eq!(size(), 0);
+    write_elsewhere(&around, handle, 0, &[b'x'; 5000]);
+    assert_eq!(size(), 5000);
+    assert_eq!(stored(&around), [(4999, b"x".to_vec())]);
+    write_elsewhere(&around, handle, 5000, &[b'x'; 3192]);
+    assert_eq!(size(), 8192);
+    assert_eq!(stored(&around), [], "it ends in a page that the kernel has");
+    write_elsewhere(&around, handle, 8192, b"x");
+    assert_eq!(size(), 8193);
+    assert_eq!(stored(&around), [(8192, b"x".to_vec())]);
+    let (EntryOut { node: closed, .. }, other) = around.create(b"other");
+    around.release(node, handle);
+    write_elsewhere(&around, other, 0, &[b'x'; 5000]);
+    around.release(closed, other);
+    assert_eq!(around.attributes(opcode::GETATTR, closed, &[&[0; 16]]).attr.size, 5000);
+    assert_eq!(stored(&around), [], "no program has it open");
+    around.gateway.end_recalls();
+}
+
 /// `lseek(SEEK_END)` asks in the same way. A notification alone would let the kernel ignore the size in the answer.
 #[test]
 fn the_kernel_has_the_last_byte_of_a_file_that_is_open_for_writing_only() {
