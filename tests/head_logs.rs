@@ -15,6 +15,7 @@ mod several;
 use harness::until;
 use prefix::Random;
 use processes::{Job, count, job, say};
+use rustix::process::{Pid, Signal, kill_process};
 use several::cluster::Chain;
 use several::worker::{self, Said};
 use std::fs::{File, OpenOptions, read_to_string};
@@ -25,6 +26,8 @@ use std::path::{Path, PathBuf};
 const JOBS: &str = "a_worker_says_what_it_did";
 /// A lease that a busy machine does not cost anybody, and the patience with a copy, in ms.
 const LONG: (u64, u64) = (4000, 2500);
+/// How often a log is damaged before it is looked whether its session has ended.
+const DAMAGES: u32 = 20;
 /// The ring of a log begins there.
 const RING_START: u64 = 4096;
 
@@ -34,6 +37,7 @@ fn a_worker_says_what_it_did() {
     match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["append", folder] => append(Path::new(folder)),
         ["appended", folder, synced] => appended(Path::new(folder), synced.parse().unwrap()),
+        ["sync-another", folder] => sync_another(Path::new(folder)),
         _ => worker::job(&words),
     }
     std::process::exit(0);
@@ -78,6 +82,18 @@ fn appended(folder: &Path, synced: u64) {
     let missing: Vec<u64> = files.filter(|number| !folder.join(number.to_string()).exists()).collect();
     assert_eq!(missing, [0; 0], "files that were synced");
     say(&format!("there {}", there.len()));
+}
+
+/// A program whose log loses the record of one file, and that syncs another file then.
+fn sync_another(folder: &Path) {
+    let [changed, other] = ["changed", "other"].map(|name| File::create_new(folder.join(name)).unwrap());
+    [&changed, &other].map(|file| file.write_all_at(b"former", 0).and_then(|()| file.sync_all()).unwrap());
+    changed.write_all_at(b"latter", 0).unwrap();
+    let [log, _] = logs_of([std::process::id(); 2]);
+    Damage::Emptied.begin(&log);
+    let synced = other.sync_all().is_ok();
+    let there = std::fs::read(folder.join("changed")).unwrap();
+    say(&format!("synced {synced}, there {}", String::from_utf8_lossy(&there)));
 }
 
 /// Two programs at the node that leads, each in a folder of its own that is on all copies.
@@ -192,6 +208,31 @@ fn damaged(chain: &Chain, damage: Damage, seed: u64) {
     chain.until_equal();
 }
 
+/// The daemon is killed, and the logs are damaged until the next one of this node has ended their sessions.
+fn damaged_over_a_restart(chain: &Chain, damage: Damage, seed: u64) {
+    let root = format!("round-{seed}");
+    let head = chain.until_whole();
+    let jobs = begin(chain, head, &root);
+    let pids = jobs.each_ref().map(Job::pid);
+    let said = chain.during(jobs, &mut Random(seed), |chain, live| {
+        live.until_they_go_on();
+        let logs = logs_of(pids);
+        let daemon = chain.daemon_of(head).and_then(Pid::from_raw).unwrap();
+        kill_process(daemon, Signal::KILL).unwrap();
+        until("the sessions have ended", || {
+            let mut is_there = true;
+            for _ in 0..DAMAGES {
+                logs.iter().for_each(|log| damage.begin(log));
+                is_there = logs.iter().any(|log| log.path.exists());
+            }
+            !is_there
+        });
+    });
+    println!("{damage:?} over a restart: {:?}", judge(chain, head, &root, &said));
+    assert_eq!(chain.until_whole(), head, "{damage:?}: the node went on");
+    chain.until_equal();
+}
+
 /// The same, and the tree is truncated with them.
 fn damaged_with_the_tree(chain: &Chain, damage: Damage, seed: u64) {
     let root = format!("round-{seed}");
@@ -232,5 +273,28 @@ fn logs_and_tree_of_the_head_that_are_damaged_together_cost_nothing() {
     for number in 0..count("HEARTH_COPIES_LOGS", 2) {
         damaged_with_the_tree(&chain, Damage::of_round(number), seed(900 + number));
     }
+    chain.close();
+}
+
+#[test]
+fn a_log_that_is_damaged_while_the_daemon_starts_again_keeps_what_was_acknowledged() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("memory", 2, lease, patience);
+    for number in 0..count("HEARTH_COPIES_LOGS", 4) {
+        damaged_over_a_restart(&chain, Damage::of_round(number + 1), seed(700 + number));
+    }
+    chain.close();
+}
+
+#[test]
+fn a_sync_of_another_file_does_not_succeed_after_a_record_is_lost() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("memory", 2, lease, patience);
+    let head = chain.until_whole();
+    let folder = chain.path_at(head, "folder");
+    assert_eq!(chain.begin_at(head, JOBS, &["make", &folder]).line().as_deref(), Some("made"));
+    let said = chain.begin_at(head, JOBS, &["sync-another", &folder]).rest();
+    assert_ne!(said, ["synced true, there former"], "the sync acknowledges what came before it");
+    assert_eq!(said.len(), 1, "{said:?}");
     chain.close();
 }
