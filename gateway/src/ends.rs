@@ -8,6 +8,10 @@
 //! gateway stores the last byte of the file into the kernel's pages before it answers such a request, for files that are
 //! open: this extends the file at once, whatever happens to the answer. A file that became shorter needs no such step,
 //! because the answer to the READ shows its end.
+//!
+//! A kernel that takes a larger size from an answer clears its page behind that size, and may be late: by then the page may have
+//! been read with bytes there, because the file has grown further. So of an open file it takes a larger size from no answer. It
+//! ignores the one in the answer to a LOOKUP, because it is told before to drop the attributes.
 
 use crate::gateway::Gateway;
 use crate::pages::PAGE_BYTES;
@@ -98,6 +102,16 @@ impl Gateway {
             && !knows(size)
         {
             let _ = self.store_end(inode, handle, size);
+        }
+    }
+
+    /// The kernel is about to get these attributes of a file that it knows in the answer for a name. If the file is open, and longer
+    /// than the kernel knows, it has to ignore them.
+    pub(crate) fn keep_from_growing(&self, attributes: &Attributes) {
+        let Attributes { inode, size, file_type: FileType::Regular, .. } = *attributes else { return };
+        if self.caches && !self.ends.reaches(inode, size) && self.files.any_of(inode).is_some() {
+            // Waits for no page.
+            let _ = self.notices.drop_attributes(inode.get());
         }
     }
 

@@ -324,6 +324,8 @@ impl Gateway {
         self.ends.end_at(inode, attributes.size);
         if is_new && self.caches {
             self.ends.known(inode, attributes.size, cuts);
+        } else {
+            self.keep_from_growing(&attributes);
         }
         let attr_valid = Self::valid(stay, reply);
         let entry_valid = Self::valid(self.units.tell_name(directory), reply);

@@ -88,12 +88,11 @@ impl Gateway {
         if !self.caches || *file_type != FileType::Regular {
             return Ok(None);
         }
-        if fields.flags & GETATTR_HANDLE != 0 {
-            let asked = !self.ends.reaches(*inode, *size);
-            return asked.then(|| self.files.get(fields.handle)).transpose();
+        match self.ends.reaches(*inode, *size) {
+            true => Ok(None),
+            false if fields.flags & GETATTR_HANDLE != 0 => self.files.get(fields.handle).map(Some),
+            false => Ok(self.files.any_of(*inode)),
         }
-        let is_known = self.ends.reaches_page(*inode, *size);
-        Ok(if is_known { None } else { self.files.any_of(*inode) })
     }
 
     /// Attributes with the time of creation.
