@@ -1,7 +1,9 @@
 //! Records that the daemon did not count, although this process has heard that their operations were done: the log was damaged, and the
-//! session was ended by force before them. The next sync of such a file fails, as one does after a failed write-back.
+//! session was ended by force before them. The next sync of such a file fails, as one does after a failed write-back. So does the
+//! next sync of any file, because a sync says that all earlier operations of the process are persisted.
 //!
-//! Guarantees: of a file of which records of an ended session did not count, one sync fails before a sync succeeds.
+//! Guarantees: of a file of which records of an ended session did not count, one sync fails before a sync succeeds; and one sync of
+//! the process fails before any succeeds.
 
 use crate::state::State;
 use format::{InodeNumber, Sequence};
@@ -15,7 +17,7 @@ pub(crate) struct Losses {
     ended: Vec<(InodeNumber, Sequence)>,
     /// Files of which records are lost, and no sync has failed yet.
     lost: BTreeSet<InodeNumber>,
-    /// No sync of everything has failed since files came to these.
+    /// No sync has failed since files came to these.
     is_untold: bool,
 }
 
@@ -35,7 +37,8 @@ impl Losses {
 
     /// Whether a sync of a file has to fail, once.
     pub fn take(&mut self, inode: InodeNumber) -> bool {
-        self.lost.remove(&inode)
+        let is_lost = self.lost.remove(&inode);
+        self.take_any() || is_lost
     }
 
     /// Whether a sync of everything has to fail, once.
@@ -80,9 +83,13 @@ mod tests {
             (file(3), Sequence::new(12)),
         ]);
         losses.note_counted(Sequence::new(10), Sequence::new(7));
-        let told = [1, 2, 3].map(|number| losses.take(file(number)));
-        assert_eq!(told, [false, true, true]);
-        assert!(!losses.take(file(2)) && losses.take_any() && !losses.take_any());
+        // The first one is of a file without lost records.
+        let told = [1, 1, 2, 3].map(|number| losses.take(file(number)));
+        assert_eq!(told, [true, false, true, true]);
+        assert!(!losses.take(file(2)) && !losses.take_any());
+        losses.note_end(vec![(file(2), Sequence::new(12))]);
+        losses.note_counted(Sequence::new(12), Sequence::new(11));
+        assert!(losses.take_any() && !losses.take_any() && losses.take(file(2)) && !losses.take(file(1)));
     }
 
     /// A record behind the seal is made again by the next session.
