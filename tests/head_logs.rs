@@ -87,7 +87,9 @@ fn appended(folder: &Path, synced: u64) {
 /// A program whose log loses the record of one file, and that syncs another file then.
 fn sync_another(folder: &Path) {
     let [changed, other] = ["changed", "other"].map(|name| File::create_new(folder.join(name)).unwrap());
-    [&changed, &other].map(|file| file.write_all_at(b"former", 0).and_then(|()| file.sync_all()).unwrap());
+    for file in [&changed, &other] {
+        file.write_all_at(b"former", 0).and_then(|()| file.sync_all()).unwrap();
+    }
     changed.write_all_at(b"latter", 0).unwrap();
     let [log, _] = logs_of([std::process::id(); 2]);
     Damage::Emptied.begin(&log);
