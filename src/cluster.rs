@@ -34,11 +34,11 @@ use crate::limits::Limits;
 use crate::making::CreatedFiles;
 use crate::say::{self, quoted};
 use crate::settings::{Written, WrittenNode};
-use rustix::fs::{FsWord, statfs, statvfs};
+use rustix::fs::{FsWord, OFlags, statfs, statvfs};
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// `f_type` of the file systems in memory.
@@ -47,6 +47,9 @@ const RAMFS: FsWord = 0x8584_58f6;
 
 /// Longest path that a Unix socket's address holds, less one for the closing zero byte.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Longest settings. Those of 1,000 nodes take 100 KiB.
+const SETTINGS_BYTES_MAX: u64 = 1 << 20;
 
 /// The contents of [`Cluster::pool_made_file`] from when a node's pool was lost.
 pub const POOL_LOST: &str = "lost";
@@ -136,8 +139,8 @@ impl Cluster {
     /// # Errors
     /// There is none, or its settings cannot be read.
     pub fn open(dir: &Path) -> Result<Self> {
-        let text = Self::read(dir)?;
-        Self::of(dir, Written::parse(&dir.join("hearth.toml"), &text)?)
+        let text = Self::text_of(dir)?;
+        Self::of(dir, Written::parse(&dir.join("hearth.toml"), &text?)?)
     }
 
     /// The same for a command that does not start anything: if the settings cannot be understood, it gets the cluster as its
@@ -146,9 +149,15 @@ impl Cluster {
     /// # Errors
     /// There is none, or its settings cannot be read.
     pub fn open_or_found(dir: &Path) -> Result<(Self, Option<Error>)> {
-        let text = Self::read(dir)?;
-        match Written::parse(&dir.join("hearth.toml"), &text) {
-            Ok(written) => Ok((Self::of(dir, written)?, None)),
+        let (text, opened) = match Self::text_of(dir)? {
+            Ok(text) => {
+                let written = Written::parse(&dir.join("hearth.toml"), &text);
+                (text, written.and_then(|written| Self::of(dir, written)))
+            }
+            Err(why) => (String::new(), Err(why)),
+        };
+        match opened {
+            Ok(opened) => Ok((opened, None)),
             Err(why) => match crate::found::cluster(dir, &text) {
                 Some(found) => Ok((found, Some(why))),
                 None => Err(why),
@@ -156,10 +165,13 @@ impl Cluster {
         }
     }
 
-    /// The text of the settings.
-    fn read(dir: &Path) -> Result<String> {
+    /// The text of the settings, or why what is there cannot be one.
+    ///
+    /// # Errors
+    /// There is no cluster, or this user may not read its settings.
+    fn text_of(dir: &Path) -> Result<Result<String>> {
         let file = dir.join("hearth.toml");
-        fs::read_to_string(&file).map_err(|why| match why.kind() {
+        let opened = open_settings(dir).map_err(|why| match why.kind() {
             ErrorKind::NotFound if dir.join("manager").is_dir() => Error::new(format!(
                 "there are no nodes in {dir}, only a cluster manager: hearth cluster status --dir {dir} asks it",
                 dir = quoted(dir)
@@ -168,6 +180,23 @@ impl Cluster {
                 Error::new(format!("there is no cluster in {} (hearth up makes one)", dir.display()))
             }
             _ => Error::at("read", &file)(why),
+        })?;
+        let is_wrong =
+            |why: &str| Ok(Err(Error::new(format!("cannot understand {}: {why}", file.display()))));
+        match opened.metadata() {
+            Ok(found) if !found.is_file() => return is_wrong("it is not a file"),
+            Ok(found) if found.len() > SETTINGS_BYTES_MAX => return is_wrong("it is longer than 1 MiB"),
+            _ => {}
+        }
+        let mut bytes = Vec::new();
+        opened.take(SETTINGS_BYTES_MAX).read_to_end(&mut bytes).map_err(Error::at("read", &file))?;
+        String::from_utf8(bytes).map(Ok).or_else(|why| {
+            let line = why.as_bytes()[..why.utf8_error().valid_up_to()]
+                .iter()
+                .filter(|byte| **byte == b'\n')
+                .count()
+                + 1;
+            is_wrong(&format!("line {line}: the text is not UTF-8"))
         })
     }
 
@@ -385,6 +414,11 @@ impl Cluster {
     pub fn orders(&self, node: &Node) -> PathBuf {
         node.socket.with_extension("command")
     }
+}
+
+/// Opens the settings of a cluster, or what is in their place: a pipe is not waited for.
+pub fn open_settings(dir: &Path) -> std::io::Result<File> {
+    File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(dir.join("hearth.toml"))
 }
 
 /// The folders of a new node.

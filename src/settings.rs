@@ -73,6 +73,15 @@ impl Written {
                 self.capacity_bytes
             )));
         }
+        let mut numbers: Vec<u32> = self.nodes.iter().map(|node| node.number).collect();
+        numbers.sort_unstable();
+        if !numbers.iter().copied().eq((1..).take(numbers.len())) {
+            let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+            return Err(Error::new(format!(
+                "hearth.toml: the tables [[nodes]] have the numbers {}, and not those from 1 on",
+                numbers.join(", ")
+            )));
+        }
         let nodes = self.nodes.len();
         match &self.chain {
             Some(chain) => chain.check().and_then(|()| chain.check_nodes(nodes)),

@@ -58,7 +58,9 @@ fn nodes_without_their_chain_do_not_start_and_those_that_run_are_seen_and_ended(
     // Misspelled, misspelled within a table, gone with all that is in it, and no TOML at all.
     let cut = &settings.chosen[settings.chosen.find("[chain]").unwrap()..];
     let cut = cut.split("[[nodes]]").next().unwrap();
-    let wrong: [(&str, &str, &str); 4] = [
+    let wrong: [(&str, &str, &str); 6] = [
+        ("number = 2", "number = 1", "the numbers 1, 1, and not those from 1 on"),
+        ("number = 2", "number = 7", "the numbers 1, 7, and not those from 1 on"),
         ("[chain", "[chian", &chian),
         ("min_copies", "min_copeis", "the nearest known name is `min_copies`"),
         (cut, "", "2 nodes and no [chain]"),
@@ -97,6 +99,41 @@ fn nodes_without_their_chain_do_not_start_and_those_that_run_are_seen_and_ended(
     settings.restore();
     node.check_of(1);
     node.check_of(2);
+}
+
+/// No text, no file, and none that anybody has written by hand.
+#[test]
+fn settings_that_cannot_be_read_as_text_keep_no_command_waiting() {
+    let node = Node::of_mib(64);
+    let settings = SettingsFile::of(&node);
+    let wrong: [(&str, &dyn Fn()); 4] = [
+        ("line 2: the text is not UTF-8", &|| fs::write(&settings.file, b"# a comment\n# \xff\n").unwrap()),
+        ("it is not a file", &|| fs::create_dir(&settings.file).unwrap()),
+        ("it is not a file", &|| {
+            let kind = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, &settings.file, kind, 0o600.into(), 0).unwrap();
+        }),
+        ("it is longer than 1 MiB", &|| fs::write(&settings.file, "[".repeat(2 << 20)).unwrap()),
+    ];
+    for (sentence, make) in wrong {
+        fs::remove_file(&settings.file).unwrap();
+        make();
+        let status = node.hearth(&["status"]);
+        assert!(status.status.code() == Some(1) && said(&status).contains(sentence), "{status:?}");
+        for command in ["up", "start"] {
+            node.hearth(&[command]).expect_failure(sentence);
+        }
+        node.hearth(&["down"]).expect_success();
+        if settings.file.is_dir() {
+            fs::remove_dir(&settings.file).unwrap();
+        } else {
+            fs::remove_file(&settings.file).unwrap();
+        }
+        settings.restore();
+        node.hearth(&["up"]).expect_success();
+    }
+    node.hearth(&["down"]).expect_success();
+    node.check();
 }
 
 #[test]

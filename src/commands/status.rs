@@ -4,7 +4,7 @@
 use super::Status;
 use crate::chain;
 use crate::chain::told::ChainStatus;
-use crate::cluster::{Cluster, MediumKind, Node};
+use crate::cluster::{Cluster, MediumKind, Node, open_settings};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth, PATIENCE};
 use crate::mountpoint::{Stand, gateway, mount_command, stand};
@@ -12,7 +12,6 @@ use crate::process::Process;
 use crate::say::{self, count, quoted};
 use crate::status::{NodeStatus, ask};
 use serde::Serialize;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -97,8 +96,9 @@ impl Answer {
 }
 
 pub(super) fn run(arguments: &Status) -> Result<ExitCode> {
-    let settings = arguments.place.dir()?.join("hearth.toml");
-    if fs::File::open(&settings).is_err_and(|why| why.kind() == ErrorKind::PermissionDenied) {
+    let dir = arguments.place.dir()?;
+    if open_settings(&dir).is_err_and(|why| why.kind() == ErrorKind::PermissionDenied) {
+        let settings = dir.join("hearth.toml");
         say::aside(format_args!("hearth: not known: this user may not read {}", settings.display()));
         return Ok(ExitCode::from(UNKNOWN));
     }
