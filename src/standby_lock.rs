@@ -155,7 +155,7 @@ fn path(cluster: &Cluster, node: &Node) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// A move and an order to end are carried out by two threads of the daemon: what one gives back, the other must not have.
+    /// A move and an order to end are carried out by two threads of the daemon: the lock that one gives back is not the other one's.
     #[test]
     fn one_thread_at_a_time_has_the_lock() {
         let dir = tempfile::tempdir().unwrap();

@@ -101,7 +101,7 @@ fn nodes_without_their_chain_do_not_start_and_those_that_run_are_seen_and_ended(
     node.check_of(2);
 }
 
-/// No text, no file, and none that anybody has written by hand.
+/// No text, no file, and none that was written by hand.
 #[test]
 fn settings_that_cannot_be_read_as_text_keep_no_command_waiting() {
     let node = Node::of_mib(64);
