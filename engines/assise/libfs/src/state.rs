@@ -206,6 +206,8 @@ pub(crate) struct State {
     pub last: Option<(Arc<SharedWords>, Arc<dyn Link>)>,
     /// The last record of the present attempt; 0 for none.
     pub appended: Sequence,
+    /// The last record before those of the present attempt, if it has any.
+    pub before: Sequence,
     /// The log was still being sealed when the wait for the cut ended: the next session learns whether the record is
     /// valid.
     pub cut_unknown: bool,
@@ -260,6 +262,7 @@ impl State {
             last: None,
             taken: (None, None),
             appended: Sequence::new(0),
+            before: Sequence::new(0),
             cut_unknown: false,
             era: 0,
             nodes: Nodes::default(),
@@ -450,6 +453,7 @@ impl State {
             session.words.leave(entered);
             return Err(Need::Again.into());
         }
+        let before = session.last();
         let appended = match session.ring.append(header, payload) {
             Ok(appended) => appended,
             Err(error) => {
@@ -463,6 +467,9 @@ impl State {
                 });
             }
         };
+        if self.appended == Sequence::new(0) {
+            self.before = before;
+        }
         (self.appended, self.taken) = (appended.sequence, (None, None));
         apply(self, &appended);
         let session = self.session.as_mut().expect("what is applied to the caches ends no session");
