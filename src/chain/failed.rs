@@ -32,6 +32,12 @@ pub(super) struct OwnFailure {
     asked: Option<Time>,
 }
 
+impl OwnFailure {
+    pub(super) fn why(&self) -> &str {
+        &self.why
+    }
+}
+
 impl Member {
     /// Why this node cannot go on, if so.
     pub(super) fn own_failure(&self, head: Option<&Head>) -> Option<String> {
@@ -87,11 +93,22 @@ impl Member {
         }
     }
 
+    /// [`Self::set_own_failure`], with the reason in the log and in the note for `hearth status`.
+    fn note_own_failure(&self, why: &str) -> (Time, Option<Time>) {
+        let is_new = self.now.lock().failure.is_none();
+        let noted = self.set_own_failure(why);
+        if is_new {
+            error!(why, "this node has failed");
+            // Also for the case that the process is killed meanwhile.
+            note_failure(&self.begun.cluster, &self.begun.node, why);
+        }
+        noted
+    }
+
     /// From here on reports say that the node has failed. Until when an earlier one may have said that no other node leads, and when
     /// the manager was asked last.
-    fn note_own_failure(&self, why: &str) -> (Time, Option<Time>) {
+    pub(super) fn set_own_failure(&self, why: &str) -> (Time, Option<Time>) {
         let mut now = self.now.lock();
-        let is_new = now.failure.is_none();
         // A report reads this time before it takes the lock, so none has named a later one.
         let until = now.membership.as_ref().and_then(|membership| membership.valid_until());
         let failure = now.failure.get_or_insert_with(|| OwnFailure {
@@ -99,14 +116,7 @@ impl Member {
             reported_until: until.unwrap_or_else(|| SystemHost.now()),
             asked: None,
         });
-        let noted = (failure.reported_until, failure.asked);
-        drop(now);
-        if is_new {
-            error!(why, "this node has failed");
-            // Also for the case that the process is killed meanwhile.
-            note_failure(&self.begun.cluster, &self.begun.node, why);
-        }
-        noted
+        (failure.reported_until, failure.asked)
     }
 
     /// The process ends, and the view is looked at no more.
@@ -129,7 +139,7 @@ impl Member {
     }
 
     /// The sentence for a node whose pool is no copy any more.
-    fn replaced(&self, why: &str) -> String {
+    pub(super) fn replaced(&self, why: &str) -> String {
         let (number, dir) = (self.id, quoted(&self.begun.cluster.dir));
         format!(
             "{why}; another node has all data, and this one gets it when it can open its pool and write to it: repair the medium, then \
