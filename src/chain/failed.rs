@@ -5,7 +5,8 @@
 //! - While another member has all acknowledged data, this node leaves the in-sync set, so that it counts as no copy whatever becomes of
 //!   its pool, and the other one leads if this one did. Then its process ends, and its keeper starts it again as a standby.
 //! - A node that leads leaves when no program takes it for the leader any more: its sessions have ended, its reports say that it has
-//!   failed, and the time has passed until which an earlier report said that no other node leads.
+//!   failed, and no standby program runs at it, or the time has passed until which an earlier report said that no other node leads. The
+//!   parents of standby programs end them when they read such a report.
 //! - If no other member has all acknowledged data, nothing is asked of the manager. The pool remains the copy that counts. The process
 //!   ends if the next one may find the pool whole; otherwise it remains, refuses every call, and reports the reason.
 //! - A head that has failed decides nothing about its copies.
@@ -77,7 +78,10 @@ impl Member {
             head.daemon.give_up(&sharedfs::Error::Stopped);
         }
         let now = SystemHost.now();
-        if leads && now < reported_until || asked.is_some_and(|asked| now.since(asked) < PAUSE) {
+        // Held until the manager has answered, so that no parent starts a program. The parents of those that run end them first.
+        let no_programs = leads.then(|| self.begun.standby_programs.take().ok().flatten()).flatten();
+        let may_leave = !leads || no_programs.is_some() || now >= reported_until;
+        if !may_leave || asked.is_some_and(|asked| now.since(asked) < PAUSE) {
             return;
         }
         let (path, version, node) = (Path::root(), subtree.version, self.id);
