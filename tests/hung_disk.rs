@@ -115,6 +115,17 @@ fn has_lines(chain: &Chain, node: u32, synced: u64) {
     assert!(numbers.iter().copied().eq(1..=numbers.len() as u64), "{numbers:?}");
 }
 
+/// The daemon of node 1 has nothing to do.
+fn until_idle(chain: &Chain) {
+    let (mut before, mut same) = (0, 0);
+    until("the daemon has nothing to do", || {
+        let commits = chain.statuses()[0]["commits"].as_u64().unwrap();
+        same = if commits == before { same + 1 } else { 0 };
+        before = commits;
+        same == 50
+    });
+}
+
 fn append(chain: &Chain, node: u32) -> Job {
     chain.begin_at(node, JOBS, &["append", &chain.path_at(node, "file")])
 }
@@ -332,13 +343,7 @@ fn a_head_gives_the_lead_to_a_copy_when_only_a_program_waits_for_the_disk() {
     let file = chain.path_at(1, "file");
     let mut job = chain.begin_at(1, JOBS, &["each", &file, &file]);
     assert_eq!(job.line().as_deref(), Some("1"));
-    let (mut before, mut same) = (0, 0);
-    until("the daemon has nothing to do", || {
-        let commits = chain.statuses()[0]["commits"].as_u64().unwrap();
-        same = if commits == before { same + 1 } else { 0 };
-        before = commits;
-        same == 50
-    });
+    until_idle(&chain);
     let frozen = disk.freeze();
     job.tell("");
     assert_eq!(chain.until_leads_but(&[1]), 2);
@@ -366,7 +371,12 @@ fn the_status_of_a_head_on_a_frozen_disk_is_given() {
     chain.hearth(&["run", "--node", "1", "--", "touch", &second]);
     let mut job = chain.begin_at(1, JOBS, &["each", &first, &second]);
     assert_eq!(job.line().as_deref(), Some("1"));
+    let said = std::path::PathBuf::from(format!("{}/said", chain.dir()));
+    let mut standby = chain.begin_standby(1, JOBS, &["each", &chain.path_at(1, "third")], &said);
+    standby.until_begun();
+    assert_eq!(standby.line().as_deref(), Some("1"));
     let daemon = chain.daemon_of(1);
+    until_idle(&chain);
     let frozen = disk.freeze();
     job.tell("");
     let mut silent = 0;
@@ -374,14 +384,17 @@ fn the_status_of_a_head_on_a_frozen_disk_is_given() {
         let told = &chain.statuses()[0];
         silent += u32::from(told["state"] == "silent");
         assert!(silent < 5, "it says nothing");
-        told["disk_stalled_ms"].as_u64().is_some_and(|stalled_ms| stalled_ms > DISK_SECONDS * 1000)
+        // For longer than a parent lets its program run without a report.
+        told["disk_stalled_ms"].as_u64().is_some_and(|stalled_ms| stalled_ms > LONG.0 + 1000)
     });
     for _ in 0..5 {
         assert_eq!((chain.role(1).as_str(), chain.daemon_of(1)), ("leads", daemon));
     }
     drop(frozen);
     assert_eq!(job.line().as_deref(), Some("2"), "its calls return");
-    drop(job);
+    let said = std::fs::read_to_string(said).unwrap();
+    assert!(!said.contains("killed"), "{said}");
+    drop((job, standby));
     assert_eq!(chain.hearth(&["run", "--node", "1", "--", "cat", &second]), "2\n");
     chain.start(2);
     chain.until_equal();

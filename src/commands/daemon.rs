@@ -42,8 +42,9 @@ use tracing::{error, info, warn};
 
 /// Pause of the thread that answers status requests after it could not accept a connection.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
-/// How long a report waits for the lock of the daemon's state before it lacks what is behind that.
-pub(crate) const RESPONSIVE: Duration = Duration::from_millis(200);
+/// How long a report waits for the lock of the daemon's state before it lacks what is behind that: shorter than parents of standby
+/// programs wait for the report.
+pub(crate) const RESPONSIVE: Duration = Duration::from_millis(50);
 /// Threads that answer status requests: one may have begun to read the state just before the disk stopped answering.
 const CONTROLS: usize = 2;
 /// How often the disk of a node of one is probed, which only `hearth status` needs.
