@@ -69,7 +69,12 @@ fn without_daemon(cluster: &Cluster, node: &Node) -> NodeHealth {
 /// A sentence on a daemon that does not answer, and what can be done.
 pub fn silence(cluster: &Cluster, node: &Node, daemon: &Process) -> String {
     let (pid, dir) = (daemon.pid(), quoted(&cluster.dir));
-    let why = if daemon.is_stopped() {
+    let why = if daemon.is_ending() {
+        return format!(
+            "process {pid} has ended, but for a thread that waits for its disk, and that no signal reaches: when the disk answers, or is \
+             removed, the node is started again"
+        );
+    } else if daemon.is_stopped() {
         format!("it is stopped, and kill -CONT {pid} lets it go on")
     } else {
         format!("it is busy, or hangs: see {}", cluster.folder(node).join("serve.log").display())

@@ -9,6 +9,7 @@ mod cluster;
 mod cluster_lock;
 mod commands;
 mod daemon_lock;
+mod disk;
 mod error;
 mod floor;
 mod found;

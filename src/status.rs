@@ -85,6 +85,9 @@ pub struct NodeStatus {
     /// Whether nothing is done any more, for the reason that `failure` says.
     #[serde(default)]
     pub stopped: bool,
+    /// For so long an operation on the disk of the pool has not returned, in ms, if that is two seconds or longer.
+    #[serde(default)]
+    pub disk_stalled_ms: Option<u64>,
     /// Whether a keeper started the daemon, and starts another when it dies, if it lives.
     #[serde(default = "is_kept")]
     pub kept: bool,

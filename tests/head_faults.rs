@@ -1,5 +1,5 @@
-//! A node that leads, or is to lead, and cannot: its medium fails under its daemon, a file of its pool is cut, replaced or damaged, or
-//! its disk is full. Another node in sync leads, programs go on there with all that was synced, and `hearth status` tells what
+//! A node that leads, or is to lead, and cannot: its medium fails under its daemon or does not answer, a file of its pool is cut, replaced
+//! or damaged, or its disk is full. Another node in sync leads, programs go on there with all that was synced, and `hearth status` tells what
 //! failed at which node. A node that has the only copy keeps it, says so, and asks the manager for nothing.
 
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@ use harness::{Expect, limited, until};
 use ipc::{Host, SystemHost};
 use prefix::Random;
 use processes::{Job, job, say};
+use rustix::process::Signal;
 use several::alone::{give_own_disk, in_own_namespace};
 use several::cluster::Chain;
 use several::worker;
@@ -26,6 +27,8 @@ use std::path::{Path, PathBuf};
 const JOBS: &str = "a_worker_says_what_it_did";
 /// A lease that a busy machine does not cost anybody, and the patience with a copy, in ms.
 const LONG: (u64, u64) = (4000, 2500);
+/// A lease that does not end within a test.
+const VERY_LONG: u64 = 120_000;
 /// A disk with room for a pool and two of its trees.
 const DISK_MIB: u64 = 300;
 
@@ -52,6 +55,8 @@ fn a_worker_says_what_it_did() {
 enum Fault {
     /// The device takes nothing: each sync of a file fails.
     Device,
+    /// The device does not answer: no sync of a file returns.
+    Hung,
     /// A file of the pool has no pages any more.
     Cut(&'static str),
     /// Another file has the place of a file of the pool.
@@ -62,44 +67,11 @@ enum Fault {
     Full,
 }
 
-/// A library that makes each sync fail while a file is there.
-const DEVICE: &str = "
-#include <errno.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-static int go(long call, int fd) {
-    const char *fails = getenv(\"HEARTH_TEST_FAILS\");
-    if (fails && access(fails, F_OK) == 0) { errno = EIO; return -1; }
-    return syscall(call, fd);
-}
-int fsync(int fd) { return go(SYS_fsync, fd); }
-int fdatasync(int fd) { return go(SYS_fdatasync, fd); }
-";
-
 /// The maps and nodes of the tree begin here.
 const NODES_FROM: u64 = 12 << 10;
 
 fn pool(chain: &Chain, node: u32, file: &str) -> PathBuf {
     PathBuf::from(format!("{}/node-{node}/pool/{file}", chain.dir()))
-}
-
-/// The device of a node fails while this file is there.
-fn device(chain: &Chain, node: u32) -> PathBuf {
-    PathBuf::from(format!("{}/node-{node}.fails", chain.dir()))
-}
-
-/// Lets the daemon of a node find a device that can fail, and waits until all nodes are in sync again.
-fn give_device(chain: &Chain, node: u32) {
-    let [source, library] = ["c", "so"].map(|end| format!("{}/device-{node}.{end}", chain.dir()));
-    std::fs::write(&source, DEVICE).unwrap();
-    limited(&["cc", "-shared", "-fPIC", "-o", &library], &[&source]).expect_success();
-    chain.end(node);
-    let variables =
-        [format!("LD_PRELOAD={library}"), format!("HEARTH_TEST_FAILS={}", device(chain, node).display())];
-    let program = ["env", &variables[0], &variables[1], env!("CARGO_BIN_EXE_hearth"), "start"];
-    limited(&program, &["--dir", chain.dir(), "--node", &node.to_string()]).expect_success();
-    chain.until_whole();
 }
 
 /// A node leads.
@@ -113,7 +85,8 @@ fn lead(chain: &Chain, node: u32) {
 impl Fault {
     fn begin(self, chain: &Chain, node: u32) {
         match self {
-            Self::Device => std::fs::write(device(chain, node), "").unwrap(),
+            Self::Device => chain.set_device(node, "fails"),
+            Self::Hung => chain.set_device(node, "hangs"),
             Self::Cut(file) => {
                 OpenOptions::new().write(true).open(pool(chain, node, file)).unwrap().set_len(0).unwrap();
             }
@@ -148,7 +121,7 @@ impl Fault {
     /// It is over, and the node is started, if it does not run.
     fn mend(self, chain: &Chain, node: u32) {
         match self {
-            Self::Device => std::fs::remove_file(device(chain, node)).unwrap(),
+            Self::Device | Self::Hung => chain.mend_device(node),
             Self::Full => std::fs::remove_file(pool(chain, node, "full")).unwrap(),
             // The pool is of no use.
             Self::Cut(_) | Self::Damaged | Self::Replaced(_) => {
@@ -163,6 +136,7 @@ impl Fault {
     fn says(self) -> &'static str {
         match self {
             Self::Device => "os error 5",
+            Self::Hung => "has not answered for",
             Self::Cut(file) | Self::Replaced(file) => file,
             Self::Damaged => "area",
             Self::Full => "no space",
@@ -240,8 +214,18 @@ fn a_head_whose_medium_fails_gives_the_lead_to_a_copy() {
 fn a_head_whose_device_fails_gives_the_lead_to_a_copy() {
     let (lease, patience) = LONG;
     let chain = Chain::on("file", 3, lease, patience);
-    give_device(&chain, 1);
+    chain.give_device(1);
     fails(&chain, 1, Fault::Device, 600);
+    chain.close();
+}
+
+#[test]
+fn a_head_whose_device_does_not_answer_gives_the_lead_to_a_copy() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("file", 2, lease, patience);
+    chain.set("disk_seconds", 2);
+    chain.give_device(1);
+    fails(&chain, 1, Fault::Hung, 650);
     chain.close();
 }
 
@@ -259,12 +243,77 @@ fn a_head_whose_disk_is_full_gives_the_lead_to_a_copy() {
     chain.close();
 }
 
+/// A parent that does not go on cannot end its program: no other node leads before the time until which it may let the program run.
+#[test]
+fn a_head_that_fails_waits_for_a_standby_program_until_its_promise_ends() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("file", 2, lease, patience);
+    chain.give_device(1);
+    lead(&chain, 1);
+    let mut first = standby(&chain, 1);
+    begun(&mut first);
+    let promised = || chain.statuses()[0]["chain"]["valid_until_ns"].as_u64().unwrap_or_default();
+    let mut before = promised();
+    first.signal(Signal::STOP);
+    Fault::Device.begin(&chain, 1);
+    let mut write = 0;
+    until("its daemon has failed", || {
+        let leads = chain.role(1) == "leads";
+        before = if leads { promised().max(before) } else { before };
+        let file = chain.path_at(1, &format!("file-{write}"));
+        write += 1;
+        let make = format!("echo more > {file}; sync {file}");
+        chain.try_hearth(&["run", "--node", "1", "--wait", "0", "--", "sh", "-c", &make]);
+        chain.failure(1).contains(Fault::Device.says()) || chain.leader() == Some(2)
+    });
+    assert_eq!(chain.until_leads_but(&[1]), 2);
+    let led: serde_json::Value = chain.statuses()[1]["chain"]["take_over"]["at_ns"].clone();
+    let since_ns = SystemHost.wall() - led.as_i64().unwrap();
+    let led_at = SystemHost.now().as_ns().saturating_sub(since_ns.unsigned_abs());
+    // Both clocks are read one after the other.
+    assert!(led_at + 50_000_000 >= before, "node 2 led {} ms before that", (before - led_at) / 1_000_000);
+    drop(first);
+    Fault::Device.mend(&chain, 1);
+    assert_eq!(chain.until_whole(), 2);
+    chain.until_equal();
+    chain.close();
+}
+
+/// The parent of a standby program ends it when it reads that the node has failed, and the node waits for no more than that.
+#[test]
+fn a_head_that_fails_leaves_before_its_promise_ends_if_no_standby_program_runs() {
+    let chain = Chain::on("file", 2, VERY_LONG, LONG.1);
+    chain.give_device(1);
+    lead(&chain, 1);
+    let mut first = standby(&chain, 1);
+    let one = begun(&mut first);
+    let promised = || chain.statuses()[0]["chain"]["valid_until_ns"].as_u64().unwrap();
+    let (mut before, mut write) = (promised(), 0);
+    Fault::Device.begin(&chain, 1);
+    until("its daemon has failed", || {
+        before = promised().max(before);
+        let file = chain.path_at(1, &format!("file-{write}"));
+        write += 1;
+        let make = format!("echo more > {file}; sync {file}");
+        chain.try_hearth(&["run", "--node", "1", "--wait", "0", "--", "sh", "-c", &make]);
+        chain.failure(1).contains(Fault::Device.says()) || chain.leader() == Some(2)
+    });
+    assert_eq!(chain.until_leads_but(&[1]), 2);
+    assert!(SystemHost.started(one).is_none(), "it ran while node 2 led");
+    assert!(SystemHost.now().as_ns() < before, "node 2 did not lead before node 1 had promised");
+    drop(first);
+    Fault::Device.mend(&chain, 1);
+    assert_eq!(chain.until_whole(), 2);
+    chain.until_equal();
+    chain.close();
+}
+
 /// A node that is to lead cannot write: the next one in sync leads.
 #[test]
 fn a_node_that_cannot_begin_to_lead_leaves_it_to_the_next() {
     let (lease, patience) = LONG;
     let chain = Chain::on("file", 3, lease, patience);
-    (1..=2).for_each(|node| give_device(&chain, node));
+    (1..=2).for_each(|node| chain.give_device(node));
     lead(&chain, 1);
     let file = chain.path_at(1, "file");
     chain.run(&["sh", "-c", &format!("echo kept > {file}; sync {file}")]);
@@ -294,7 +343,7 @@ fn proposals(chain: &Chain, node: u32) -> usize {
 fn a_head_that_fails_alone_keeps_its_copy_and_says_so() {
     let (lease, patience) = LONG;
     let chain = Chain::on("file", 2, lease, patience);
-    give_device(&chain, 1);
+    chain.give_device(1);
     lead(&chain, 1);
     let file = chain.path_at(1, "file");
     chain.cut(2);

@@ -14,11 +14,12 @@ use super::standby_listener::StandbyListener;
 use super::{owner, pool_watch, remedy};
 use crate::cluster::{Cluster, Node};
 use crate::commands::daemon::{
-    End, answer_status, config, forward_signals, give_up_lost_pool, kept_listener, listen_for_questions,
-    listen_for_users, make_new_pool, medium, note_failure, of_daemon, own_listener, spawn,
+    End, answer_status, config, forward_signals, give_up_lost_pool, guarded_medium, kept_listener,
+    listen_for_questions, listen_for_users, make_new_pool, note_failure, of_daemon, own_listener, spawn,
 };
 use crate::commands::manager::{folder, key_file};
 use crate::commands::up::say_ready;
+use crate::disk::{DiskStall, Opening};
 use crate::error::{Error, Result};
 use crate::key;
 use crate::process::Process;
@@ -41,6 +42,7 @@ pub struct Begun {
     pub chain: ChainSettings,
     pub standby: Standby,
     pub standby_programs: StandbyLock,
+    pub disk: Arc<DiskStall>,
 }
 
 /// Runs the daemon until it ends.
@@ -69,8 +71,13 @@ pub fn run(cluster: &Cluster, node: &Node, chain: &ChainSettings) -> Result<Exit
     let asked = member.clone();
     answer_status(users, move || asked.status().for_all_users())?;
     orders::obey(commands, member.clone())?;
-    let running = member.clone();
+    let (running, ends_process, watches, notes) =
+        (member.clone(), member.clone(), member.clone(), member.clone());
+    spawn("end", move || ends_process.end_when_told())?;
+    spawn("disk-notes", move || notes.note_hung_disk())?;
+    spawn("disk-lead", move || watches.watch_disk())?;
     pool_watch::begin(&member)?;
+    member.probe_disk()?;
     spawn("chain", move || running.run())?;
     info!(node = node.number, "holds its pool");
     let code = end((cluster, node), &member, &ends);
@@ -119,7 +126,9 @@ fn begin(
 ) -> Result<Member> {
     let host: Arc<dyn Host> = Arc::new(SystemHost);
     give_up_lost_pool(cluster, node)?;
-    let medium = medium(cluster, node)?;
+    let medium = guarded_medium(cluster, node)?;
+    let disk = DiskStall::watch(&medium, &node.pool)?;
+    let opening = Opening::begin(cluster, node, &disk)?;
     make_new_pool(&medium, cluster, node)?;
     let standby = Standby::open(host.clone(), &medium, config(cluster)).map_err(|why| {
         let remedy = remedy::of_pool(cluster, node, &why);
@@ -127,6 +136,7 @@ fn begin(
     })?;
     let pool = standby.pool().ok_or_else(|| Error::new("the standby has no pool"))?;
     let id = NodeId::new(node.number);
+    opening.end();
     standby.start().map_err(of_daemon("start"))?;
     let standby_programs = StandbyLock::open(cluster, node)?;
     let secret = key::read(&key_file(&cluster.dir)).map_err(remedy::with(remedy::of_key()))?;
@@ -136,7 +146,7 @@ fn begin(
     let socket = folder(&cluster.dir).join(SOCKET_NAME);
     let manager = Arc::new(Remote::at(host, Place::Socket(socket)));
     let (cluster, node, chain) = (cluster.clone(), node.clone(), *chain);
-    let begun = Begun { cluster, node, chain, standby, standby_programs };
+    let begun = Begun { cluster, node, chain, standby, standby_programs, disk };
     let listener = StandbyListener::open(listener)?;
     Ok(Member::new(Parts { begun, medium, pool, links, listener, manager, ends }))
 }

@@ -5,7 +5,8 @@
 //! - While another member has all acknowledged data, this node leaves the in-sync set, so that it counts as no copy whatever becomes of
 //!   its pool, and the other one leads if this one did. Then its process ends, and its keeper starts it again as a standby.
 //! - A node that leads leaves when no program takes it for the leader any more: its sessions have ended, its reports say that it has
-//!   failed, and the time has passed until which an earlier report said that no other node leads.
+//!   failed, and no standby program runs at it, or the time has passed until which an earlier report said that no other node leads. The
+//!   parents of standby programs end them when they read such a report.
 //! - If no other member has all acknowledged data, nothing is asked of the manager. The pool remains the copy that counts. The process
 //!   ends if the next one may find the pool whole; otherwise it remains, refuses every call, and reports the reason.
 //! - A head that has failed decides nothing about its copies.
@@ -30,6 +31,12 @@ pub(super) struct OwnFailure {
     reported_until: Time,
     /// When the manager was asked last, without success.
     asked: Option<Time>,
+}
+
+impl OwnFailure {
+    pub(super) fn why(&self) -> &str {
+        &self.why
+    }
 }
 
 impl Member {
@@ -71,7 +78,10 @@ impl Member {
             head.daemon.give_up(&sharedfs::Error::Stopped);
         }
         let now = SystemHost.now();
-        if leads && now < reported_until || asked.is_some_and(|asked| now.since(asked) < PAUSE) {
+        // Held until the manager has answered, so that no parent starts a program. The parents of those that run end them first.
+        let no_programs = leads.then(|| self.begun.standby_programs.take().ok().flatten()).flatten();
+        let may_leave = !leads || no_programs.is_some() || now >= reported_until;
+        if !may_leave || asked.is_some_and(|asked| now.since(asked) < PAUSE) {
             return;
         }
         let (path, version, node) = (Path::root(), subtree.version, self.id);
@@ -87,11 +97,22 @@ impl Member {
         }
     }
 
+    /// [`Self::set_own_failure`], with the reason in the log and in the note for `hearth status`.
+    fn note_own_failure(&self, why: &str) -> (Time, Option<Time>) {
+        let is_new = self.now.lock().failure.is_none();
+        let noted = self.set_own_failure(why);
+        if is_new {
+            error!(why, "this node has failed");
+            // Also for the case that the process is killed meanwhile.
+            note_failure(&self.begun.cluster, &self.begun.node, why);
+        }
+        noted
+    }
+
     /// From here on reports say that the node has failed. Until when an earlier one may have said that no other node leads, and when
     /// the manager was asked last.
-    fn note_own_failure(&self, why: &str) -> (Time, Option<Time>) {
+    pub(super) fn set_own_failure(&self, why: &str) -> (Time, Option<Time>) {
         let mut now = self.now.lock();
-        let is_new = now.failure.is_none();
         // A report reads this time before it takes the lock, so none has named a later one.
         let until = now.membership.as_ref().and_then(|membership| membership.valid_until());
         let failure = now.failure.get_or_insert_with(|| OwnFailure {
@@ -99,14 +120,7 @@ impl Member {
             reported_until: until.unwrap_or_else(|| SystemHost.now()),
             asked: None,
         });
-        let noted = (failure.reported_until, failure.asked);
-        drop(now);
-        if is_new {
-            error!(why, "this node has failed");
-            // Also for the case that the process is killed meanwhile.
-            note_failure(&self.begun.cluster, &self.begun.node, why);
-        }
-        noted
+        (failure.reported_until, failure.asked)
     }
 
     /// The process ends, and the view is looked at no more.
@@ -129,7 +143,7 @@ impl Member {
     }
 
     /// The sentence for a node whose pool is no copy any more.
-    fn replaced(&self, why: &str) -> String {
+    pub(super) fn replaced(&self, why: &str) -> String {
         let (number, dir) = (self.id, quoted(&self.begun.cluster.dir));
         format!(
             "{why}; another node has all data, and this one gets it when it can open its pool and write to it: repair the medium, then \

@@ -27,6 +27,8 @@ pub struct Turn<'a> {
     pub view: &'a Arc<View>,
     pub subtree: &'a Subtree,
     pub links: &'a Arc<Links>,
+    /// The disk of this node has not answered for as long as a copy may keep programs waiting.
+    pub disk_stalls: bool,
 }
 
 /// A node that leads.
@@ -89,7 +91,7 @@ impl Head {
                 life: turn.view.members.get(&node).map(|member| member.life),
                 in_sync: replica.in_sync,
                 version,
-                copy: copy.map(facts_of),
+                copy: copy.map(|copy| facts_of(copy, turn.disk_stalls)),
             };
             let step = self.peers.lock().step(SystemHost.now(), node, &facts);
             self.act(step, turn, node, &propose);
@@ -196,13 +198,47 @@ impl Head {
     }
 }
 
-/// How a copy is, of what decides what is done about it.
-fn facts_of(copy: &CopyState) -> CopyFacts {
+/// How a copy is, of what decides what is done about it. While the disk of this node does not answer, the node may not send what a
+/// copy lacks, and does not blame the copy for it: a copy that is given up could not lead in place of this node.
+fn facts_of(copy: &CopyState, disk_stalls: bool) -> CopyFacts {
+    let is_judged = !(disk_stalls && copy.connected);
     CopyFacts {
         connected: copy.connected,
         level: copy.level,
-        stalled: copy.stalled,
-        behind_bytes: copy.behind_bytes,
+        stalled: copy.stalled.filter(|_| is_judged),
+        behind_bytes: if is_judged { copy.behind_bytes } else { 0 },
         executed_bytes: copy.executed_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::Sequence;
+
+    #[test]
+    fn a_connected_copy_is_not_blamed_while_the_own_disk_does_not_answer() {
+        let copy = CopyState {
+            node: NodeId::new(2),
+            connected: true,
+            level: true,
+            stalled: Some(Duration::from_secs(3)),
+            behind_bytes: 64 << 20,
+            executed_bytes: 7,
+            ledger: Sequence::new(1),
+            executed: Sequence::new(1),
+        };
+        let of = |copy: &CopyState, disk_stalls| {
+            let facts = facts_of(copy, disk_stalls);
+            (facts.stalled, facts.behind_bytes, facts.executed_bytes)
+        };
+        assert_eq!(of(&copy, false), (copy.stalled, copy.behind_bytes, 7));
+        assert_eq!(of(&copy, true), (None, 0, 7));
+        let lost = CopyState { connected: false, ..copy };
+        assert_eq!(
+            of(&lost, true),
+            (copy.stalled, copy.behind_bytes, 7),
+            "a node that is gone sends nothing"
+        );
     }
 }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use cluster::View;
 use format::wire::RefusalReason;
 use format::{Epoch, NodeId};
+use ipc::sync::Ordering;
 use ipc::{Host, Lock, SystemHost, Time, Word};
 use sharedfs::Standby;
 use std::net::IpAddr;
@@ -13,6 +14,9 @@ use std::time::Duration;
 use tracing::{info, warn};
 use transport::{Connection, Endpoint, Fabric, Listener, Secret};
 
+/// Connections that are followed at once. One is of the head, one of a comparison; others come while a disk does not answer, for
+/// which each of them waits.
+const FOLLOWED_MAX: u32 = 8;
 /// Pause before another attempt to connect.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -136,6 +140,32 @@ fn listen(address: IpAddr, secret: &Secret, node: NodeId) -> Result<(Endpoint, L
     Ok((endpoint, listener))
 }
 
+/// The number of connections that are followed.
+#[derive(Clone)]
+struct FollowedConnections(Arc<Word>);
+
+/// Counts a connection for as long as it is followed.
+struct Following(FollowedConnections);
+
+impl FollowedConnections {
+    /// Counts one more; none beyond the limit. Only the thread that accepts calls this.
+    fn begin(&self) -> Option<Following> {
+        // Acquire: pairs with the Release of a thread that ends.
+        let has_room = self.0.load(Ordering::Acquire) < FOLLOWED_MAX;
+        has_room.then(|| {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Following(self.clone())
+        })
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of the thread that accepts.
+        self.0.0.fetch_add(u32::MAX, Ordering::Release);
+    }
+}
+
 /// Whether the same attempt may succeed a moment later.
 fn is_passing(reason: RefusalReason) -> bool {
     use RefusalReason::{Full, Late, NewEpoch, NotMember, OldEpoch};
@@ -149,15 +179,21 @@ fn is_of_copy(why: &sharedfs::Error) -> bool {
     matches!(why, Media(_) | Import(_) | ImportRoom | TreeGivenUp | TreeKept(_) | PoolRoom)
 }
 
-/// Each connection is followed on a thread of its own, until it ends or a later one comes.
+/// Each connection is followed on a thread of its own, until it ends or a later one comes. Beyond the limit connections are closed: the
+/// other side tries again.
 fn accept(listener: &Listener, standby: &Standby, (follow_end, remedy): (&FollowEnd, &str)) {
-    let mut last = None;
+    let (mut last, followed) = (None, FollowedConnections(Arc::new(Word::new(0))));
     loop {
         match listener.accept(None) {
             Ok(connection) => {
                 last = None;
+                let Some(following) = followed.begin() else {
+                    connection.close();
+                    continue;
+                };
                 let (standby, told, remedy) = (standby.clone(), follow_end.clone(), remedy.to_owned());
                 let follow = move || {
+                    let _following = following;
                     let head = connection.node();
                     let ended = standby.follow(&connection).err();
                     let why = ended.as_ref().map(|why| match why {
@@ -184,5 +220,22 @@ fn accept(listener: &Listener, standby: &Standby, (follow_end, remedy): (&Follow
                 SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(PAUSE * 20)));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_wait_for_a_disk_are_few() {
+        let followed = FollowedConnections(Arc::new(Word::new(0)));
+        let mut all: Vec<Following> = std::iter::from_fn(|| followed.begin()).take(1000).collect();
+        assert_eq!(all.len(), FOLLOWED_MAX as usize);
+        all.pop();
+        let one = followed.begin();
+        assert!(one.is_some() && followed.begin().is_none());
+        drop((one, all));
+        assert!(followed.begin().is_some());
     }
 }

@@ -8,6 +8,7 @@
 //! One thread looks at the view, whenever it changes and every [`LOOK`]. Nothing else gives the node another part.
 
 use super::daemon::Begun;
+use super::ending::Ending;
 use super::failed::OwnFailure;
 use super::head::{Head, Turn};
 use super::last_copy::JoinFailure;
@@ -15,14 +16,11 @@ use super::links::Links;
 use super::settings::NODES_MAX;
 use super::standby_listener::StandbyListener;
 use super::step_down::LeadMove;
-use super::told::{ChainStatus, Role, TakeOver};
+use super::told::TakeOver;
 use crate::cluster::MediumKind;
-use crate::commands::daemon::{
-    End, daemon_status, listener_settings, note_failure, of_daemon, process_status, spawn, tell_recovered,
-};
+use crate::commands::daemon::{End, listener_settings, note_failure, of_daemon, spawn, tell_recovered};
 use crate::commands::mount::show_if_wanted;
 use crate::error::Result;
-use crate::status::NodeStatus;
 use cluster::{
     Address, Change, Done, Manager, Membership, Part, Party, Path, Placement, PoolIdentity, Refusal, Remote,
     Subtree, View,
@@ -31,12 +29,11 @@ use format::{ChangeNumber, NodeId, PoolUid};
 use ipc::sync::Ordering;
 use ipc::{Host, Lock, SystemHost, Time, Word};
 use pmem::Medium;
-use rustix::process::{Signal, getpid, kill_process};
 use sharedfs::{Daemon, Term};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 use transport::Connection;
 
 /// How often the node looks at how it is, if nothing changes.
@@ -49,8 +46,6 @@ const JOIN_PAUSE: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_millis(100);
 /// How long the manager may take to answer, before the view is looked at again.
 pub(super) const PROPOSE: Duration = Duration::from_millis(500);
-/// Why a node whose membership has run out waits, and the remedy.
-const NOT_ANSWERED: &str = "the cluster manager has answered no heartbeat for a whole lease (hearth up starts it again if it is gone)";
 /// How long a node that ends waits for the manager.
 pub(super) const LEAVE: Duration = Duration::from_secs(2);
 /// A node that leads ends so long before its heartbeat does not hold any more.
@@ -72,7 +67,7 @@ pub struct Member {
     pub(super) begun: Begun,
     pub(super) id: NodeId,
     pool: PoolUid,
-    medium: Medium,
+    pub(super) medium: Medium,
     pub(super) links: Arc<Links>,
     pub(super) listener: StandbyListener,
     manager: Arc<Remote>,
@@ -82,6 +77,9 @@ pub struct Member {
     pub(super) looking: Lock<()>,
     /// 1 when the node ends; 2 when it does not serve any more.
     pub(super) stopping: Word,
+    pub(super) ending: Ending,
+    /// Not 0 once the node gives the lead away because its disk does not answer: see `hung_disk`.
+    pub(super) hung: Word,
 }
 
 /// The present part of the node.
@@ -97,7 +95,7 @@ pub(super) struct Now {
     pub(super) needs_operator: bool,
     pub(super) moving: Option<LeadMove>,
     /// It leads, and its tree is being mounted.
-    mounting: bool,
+    pub(super) mounting: bool,
     pub(super) failure: Option<OwnFailure>,
 }
 
@@ -113,6 +111,8 @@ impl Member {
             looking: Lock::new(host, ()),
             links: Arc::new(links),
             stopping: Word::new(0),
+            ending: Ending::default(),
+            hung: Word::new(0),
             begun,
             pool,
             listener,
@@ -149,13 +149,14 @@ impl Member {
 
     /// The same, which an operator may have to end.
     pub(super) fn set_waits_for(&self, why: Option<String>, needs_operator: bool) {
-        let mut now = self.now.lock();
-        now.needs_operator = needs_operator;
-        if now.waits != why {
-            if let Some(why) = &why {
-                info!(why, "waits");
-            }
-            now.waits = why;
+        let is_new = {
+            let mut now = self.now.lock();
+            now.needs_operator = needs_operator;
+            std::mem::replace(&mut now.waits, why.clone()) != why
+        };
+        // Without the lock: the disk of the log may not answer.
+        if let Some(why) = why.filter(|_| is_new) {
+            info!(why, "waits");
         }
     }
 
@@ -210,8 +211,11 @@ impl Member {
                 note_failure(&self.begun.cluster, &self.begun.node, why);
             }
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-            end_at_once(&format!("this node is no member of the cluster any more{why}"));
+            self.end_at_once(&format!("this node is no member of the cluster any more{why}"));
         };
+        if self.is_hung() {
+            return;
+        }
         let Some(view) = membership.view() else { return };
         self.links.advance(&view);
         let head = self.now.lock().head.clone();
@@ -224,13 +228,15 @@ impl Member {
         }
         match (part, subtree, head) {
             (Part::Lead, Some(subtree), Some(head)) => {
-                let turn = Turn { party, view: &view, subtree, links: &self.links };
+                let disk_stalls =
+                    self.begun.disk.time().is_some_and(|time| time >= self.begun.chain.patience());
+                let turn = Turn { party, view: &view, subtree, links: &self.links, disk_stalls };
                 self.place_new_members(&view, subtree);
                 head.look(&turn, |change| self.propose(change));
             }
             (Part::Begin, Some(subtree), _) => self.begin(membership, party, &view, subtree),
             (Part::Follow, Some(subtree), _) => self.follow(&view, subtree),
-            (Part::End, ..) => end_at_once("another node leads"),
+            (Part::End, ..) => self.end_at_once("another node leads"),
             (Part::Found, ..) | (_, None, _) | (Part::Lead, _, None) => self.found(&view),
         }
     }
@@ -406,7 +412,7 @@ impl Member {
         let (watched, member, led) = (membership.clone(), self.clone(), head.clone());
         spawn("valid", move || member.end_when_over(&watched, &led))?;
         if !membership.may_serve(&Path::root()) {
-            end_at_once("its membership ended while it began to lead");
+            self.end_at_once("its membership ended while it began to lead");
         }
         {
             // First: a program whose call was answered by this node finds it leading.
@@ -433,7 +439,7 @@ impl Member {
             let now = SystemHost.now();
             let left = membership.valid_until().map(|until| until.since(now)).unwrap_or_default();
             if left <= MARGIN {
-                end_at_once("no heartbeat was answered in time: another node may lead from now on");
+                self.end_at_once("no heartbeat was answered in time: another node may lead from now on");
             }
             SystemHost.wait(&self.stopping, seen, Some(now.after(left - MARGIN)));
         }
@@ -483,79 +489,6 @@ impl Member {
     }
 }
 
-impl Member {
-    /// How the node is.
-    pub fn status(&self) -> NodeStatus {
-        // Before it is looked whether the node has failed: see `failed`.
-        let valid_until = self.now.lock().membership.as_ref().and_then(|membership| membership.valid_until());
-        let (membership, head, beginning, chain) = {
-            let now = self.now.lock();
-            let (take_over, waits, mounting) = (now.take_over.clone(), now.waits.clone(), now.mounting);
-            let chain = ChainStatus { take_over, waits, mounting, ..ChainStatus::default() };
-            let moving_to = now.moving.map(|moving| moving.to);
-            let moving_now = now.moving.is_some_and(|moving| moving.at_once);
-            let chain = ChainStatus { moving_to, moving_now, needs_operator: now.needs_operator, ..chain };
-            (now.membership.clone(), now.head.clone(), now.beginning, chain)
-        };
-        let own_failure = self.own_failure(head.as_deref());
-        let failed = own_failure.is_some();
-        let node = (&self.begun.cluster, &self.begun.node);
-        let mut status = match &head {
-            Some(head) => daemon_status(node, &head.daemon, &head.losses, &head.pool),
-            None => self.standby_status(),
-        };
-        let role = match (&head, beginning, &membership) {
-            (Some(_), ..) if !failed => Role::Leads,
-            // It answers no call.
-            (Some(_), ..) | (None, Some(_), _) => Role::Beginning,
-            (None, None, Some(_)) => Role::Follows,
-            (None, None, None) => Role::Joining,
-        };
-        let mut chain = ChainStatus { role, failed, valid_until_ns: valid_until.map(Time::as_ns), ..chain };
-        chain.expired = valid_until.is_some_and(|until| SystemHost.now() > until);
-        if chain.expired && chain.waits.is_none() {
-            chain.waits = Some(NOT_ANSWERED.to_owned());
-        }
-        let state = self.begun.standby.state();
-        (chain.ledger, chain.executed) = (state.ledger.get(), state.executed.get());
-        chain.follows = state.head.map(NodeId::get);
-        chain.follow_end = self.links.follow_end();
-        if let Some(view) = membership.and_then(|membership| membership.view()) {
-            self.tell_view(&mut chain, head.as_deref(), &view);
-        }
-        status.copies = u32::try_from(chain.in_sync.len()).unwrap_or(u32::MAX);
-        status.chain = Some(chain);
-        status.stopped |= failed;
-        status.failure = own_failure.or(status.failure);
-        status
-    }
-
-    fn tell_view(&self, chain: &mut ChainStatus, head: Option<&Head>, view: &View) {
-        chain.epoch = view.epoch.get();
-        let Some(subtree) = view.subtrees.get(&Path::root()) else { return };
-        chain.version = subtree.version.get();
-        chain.leader = subtree.manager.map(NodeId::get);
-        chain.nodes = subtree.chain.iter().map(|replica| replica.node.get()).collect();
-        chain.min_copies = self.begun.chain.min_copies;
-        chain.in_sync = subtree.in_sync().map(NodeId::get).collect();
-        chain.copies = head.map(|head| head.told(self.id, view, subtree)).unwrap_or_default();
-    }
-
-    fn standby_status(&self) -> NodeStatus {
-        let (cluster, node) = (&self.begun.cluster, &self.begun.node);
-        let status = process_status(cluster, node, self.begun.standby.failure());
-        let Some((usage, commit)) = self.begun.standby.usage() else { return status };
-        NodeStatus {
-            blocks: usage.blocks,
-            blocks_free: usage.blocks_free,
-            blocks_available: Some(usage.blocks_free),
-            inodes: usage.inodes,
-            commits: commit.get(),
-            ..status
-        }
-    }
-}
-
 /// Ends a daemon that leads, before its process ends: copies that answer get all that it has, so that this pool is one of them
 /// again when it comes back.
 fn stop_for_good(head: &Head) {
@@ -572,13 +505,5 @@ fn class_of(medium: MediumKind) -> u8 {
     match medium {
         MediumKind::Memory => 0,
         MediumKind::File => 1,
-    }
-}
-
-/// Ends this process as a kill does: from here on it does nothing at all, and its keeper starts it again.
-pub(super) fn end_at_once(why: &str) -> ! {
-    error!("{why}: ending at once");
-    loop {
-        let _ = kill_process(getpid(), Signal::KILL);
     }
 }

@@ -7,10 +7,12 @@
 
 pub mod comparison;
 pub mod daemon;
+mod ending;
 mod failed;
 mod given_up;
 pub mod growth;
 pub mod head;
+mod hung_disk;
 mod last_copy;
 pub mod links;
 pub mod manager;
@@ -19,6 +21,7 @@ pub mod orders;
 mod owner;
 mod pool_watch;
 pub mod remedy;
+mod report;
 pub mod settings;
 pub mod standby_listener;
 mod step_down;

@@ -26,6 +26,9 @@ const PATIENCE_MS: u64 = 250;
 const LAG_BYTES: u64 = 16 << 20;
 /// How long it may lack more: longer than any pause of a machine that is busy.
 const LAG_SECONDS: u64 = 5;
+/// How long the disk of a node that leads may not answer: several times the longest flush of a busy disk, which should cost no
+/// node the lead, and shorter than the 30 s after which the kernel itself gives a request up.
+const DISK_SECONDS: u64 = 10;
 /// Nodes on which an fsync has to be.
 const MIN_COPIES: u32 = 1;
 /// By how many parts in a million a clock may be wrong.
@@ -52,6 +55,10 @@ pub struct ChainSettings {
     /// So long a copy in sync may lack more, unless it gets on by as much.
     #[serde(default = "lag_seconds")]
     pub lag_seconds: u64,
+    /// So long an operation on the disk of the node that leads may make no progress before a copy leads in its place; three times as
+    /// long if the device completes other requests meanwhile.
+    #[serde(default = "disk_seconds")]
+    pub disk_seconds: u64,
     /// On how many nodes that hold all that was acknowledged an fsync has to be; it waits while there are fewer.
     #[serde(default = "min_copies")]
     pub min_copies: u32,
@@ -87,6 +94,10 @@ fn lag_bytes() -> u64 {
 
 fn lag_seconds() -> u64 {
     LAG_SECONDS
+}
+
+fn disk_seconds() -> u64 {
+    DISK_SECONDS
 }
 
 fn min_copies() -> u32 {
@@ -154,6 +165,7 @@ impl ChainSettings {
             patience_ms,
             lag_bytes,
             lag_seconds,
+            disk_seconds: DISK_SECONDS,
             min_copies: MIN_COPIES,
             pools,
         }
@@ -183,6 +195,11 @@ impl ChainSettings {
         if self.lag_seconds == 0 {
             return Err(Error::new(
                 "hearth.toml: lag_seconds = 0 in [chain]: no copy could stay in sync under load",
+            ));
+        }
+        if self.disk_seconds == 0 {
+            return Err(Error::new(
+                "hearth.toml: disk_seconds = 0 in [chain]: no disk answers at once, and no node could lead",
             ));
         }
         if Rules::new(Duration::from_millis(self.lease_ms), DRIFT_PPM).is_none() {
@@ -218,6 +235,11 @@ impl ChainSettings {
     pub fn lag(&self) -> LagBound {
         let time = Duration::from_secs(self.lag_seconds);
         LagBound { bytes: self.lag_bytes, time }
+    }
+
+    /// How long the disk of a node that leads may not answer.
+    pub fn disk_patience(&self) -> Duration {
+        Duration::from_secs(self.disk_seconds)
     }
 
     /// How long a copy may keep programs waiting.

@@ -6,7 +6,7 @@
 //! view shows which node leads; if that is this node, it leads again, as after a restart.
 
 use super::head::Head;
-use super::member::{Member, PROPOSE, end_at_once};
+use super::member::{Member, PROPOSE};
 use super::orders::MoveOrder;
 use crate::standby_lock::{NoStandbyPrograms, StandbyLock};
 use cluster::{Change, Membership, Party, Path, Subtree};
@@ -185,14 +185,14 @@ impl Member {
         let standby = &self.begun.standby;
         let follows = standby.resume(&head.daemon).and_then(|()| standby.start());
         if let Err(why) = follows {
-            end_at_once(&format!("cannot follow with this pool: {why}"));
+            self.end_at_once(&format!("cannot follow with this pool: {why}"));
         }
         {
             let mut now = self.now.lock();
             (now.head, now.take_over, now.beginning) = (None, None, None);
         }
         if let Err(why) = self.listener.take_back() {
-            end_at_once(&format!("cannot turn programs away: {why}"));
+            self.end_at_once(&format!("cannot turn programs away: {why}"));
         }
         level
     }

@@ -232,6 +232,8 @@ pub enum Lead {
     Begins(Time),
     /// This other node leads.
     Other(u32),
+    /// It leads, and has failed: another node may lead soon. A sentence says why.
+    Failed(String),
     /// It does not lead, or says nothing; no other node is known to lead. A sentence says why.
     Unknown(String),
 }
@@ -271,7 +273,7 @@ impl Lead {
 
     /// A time in the report of a node that has failed is no promise.
     fn failed(told: &ChainStatus) -> Self {
-        Self::Unknown(told.waits.clone().unwrap_or_else(|| "its daemon has failed".to_owned()))
+        Self::Failed(told.waits.clone().unwrap_or_else(|| "its daemon has failed".to_owned()))
     }
 
     /// When a caller that waits until it serves asks again.
@@ -350,7 +352,7 @@ mod tests {
             let expired = ChainStatus { expired: true, ..told(role, Some(2), Some(7)) };
             assert!(matches!(lead(expired), Lead::Unknown(_)), "the view may be an old one");
             let failed = ChainStatus { failed: true, ..told(role, Some(1), Some(7)) };
-            assert!(matches!(lead(failed), Lead::Unknown(_)), "it may give the lead away before that time");
+            assert!(matches!(lead(failed), Lead::Failed(_)), "it may give the lead away before that time");
         }
     }
 }

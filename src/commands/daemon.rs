@@ -10,6 +10,7 @@ use crate::chain::remedy;
 use crate::chain::settings::PoolShape;
 use crate::cluster::{Cluster, MediumKind, Node, POOL_LOST};
 use crate::daemon_lock::{self, DaemonLock};
+use crate::disk::{self, DiskStall, Opening};
 use crate::error::{Error, Result};
 use crate::mountpoint;
 use crate::pool_files::{self, LEDGER, TREE};
@@ -41,6 +42,13 @@ use tracing::{error, info, warn};
 
 /// Pause of the thread that answers status requests after it could not accept a connection.
 const CONTROL_PAUSE: Duration = Duration::from_millis(50);
+/// How long a report waits for the lock of the daemon's state before it lacks what is behind that: shorter than parents of standby
+/// programs wait for the report.
+pub(crate) const RESPONSIVE: Duration = Duration::from_millis(50);
+/// Threads that answer status requests: one may have begun to read the state just before the disk stopped answering.
+const CONTROLS: usize = 2;
+/// How often the disk of a node of one is probed, which only `hearth status` needs.
+const PROBE: Duration = Duration::from_secs(10);
 /// How often the daemon looks whether its pool was removed.
 pub(crate) const POOL_LOOK: Duration = Duration::from_millis(500);
 
@@ -73,7 +81,7 @@ pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     if let Err(why) = &opened {
         note_failure(&cluster, node, &why.to_string());
     }
-    let (daemon, losses) = opened?;
+    let (daemon, losses, (medium, disk)) = opened?;
     let caches = mountpoint::caches_file(&cluster, node);
     daemon.watch_caches(Box::new(move || mountpoint::has_caches(&caches)));
     daemon.start().map_err(of_daemon("start"))?;
@@ -82,13 +90,22 @@ pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     tell_failure(&daemon, sender)?;
     let pool = Arc::new(pool_files(node)?);
     watch_pool(&daemon, &pool)?;
+    let used = daemon.clone();
+    disk::probe(&medium, PROBE, move || !used.sessions().is_empty())?;
     let control = listen_for_questions(&cluster, node)?;
     let process = Process::this()?;
     process.save(&cluster.pid_file(node))?;
     say_ready()?;
     // The keeper hears first that the daemon serves: a daemon that dies after it told others so is started again.
     let asked = (cluster.clone(), node.clone(), daemon.clone());
-    answer_status(control, move || daemon_status((&asked.0, &asked.1), &asked.2, &losses, &pool))?;
+    answer_status(control, move || {
+        let (node, daemon) = ((&asked.0, &asked.1), &asked.2);
+        let status = match daemon.is_responsive(RESPONSIVE) {
+            true => daemon_status(node, daemon, &losses, &pool),
+            false => process_status(node.0, node.1, None),
+        };
+        NodeStatus { disk_stalled_ms: disk.told_ms(), ..status }
+    })?;
     info!(node = node.number, "serving");
 
     let end = ends.recv().expect("the threads that send never end");
@@ -237,11 +254,16 @@ pub(crate) fn of_daemon(what: &'static str) -> impl FnOnce(sharedfs::Error) -> E
     move |why| Error::new(format!("cannot {what}: {why}"))
 }
 
+/// The daemon of a pool, what was lost, and the disk.
+type OpenedPool = (Daemon, Vec<String>, (Medium, Arc<DiskStall>));
+
 /// Opens the pool, which is made first if the folder is empty; gives the losses, too. If the medium of a pool that was
 /// there is full, the clients that wait at the socket are told.
-fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, Vec<String>)> {
+fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<OpenedPool> {
     let pool = &node.pool;
-    let (medium, config) = (medium(cluster, node)?, config(cluster));
+    let (medium, config) = (guarded_medium(cluster, node)?, config(cluster));
+    let disk = DiskStall::watch(&medium, pool)?;
+    let opening = Opening::begin(cluster, node, &disk)?;
     make_new_pool(&medium, cluster, node)?;
     let begin = SystemHost.now();
     let opened = Daemon::open(Arc::new(SystemHost), &medium, config).inspect_err(|why| {
@@ -250,7 +272,13 @@ fn open(cluster: &Cluster, node: &Node, listener: &Listener) -> Result<(Daemon, 
         }
     });
     let (daemon, recovered) = opened.map_err(Error::at("open", pool))?;
-    Ok((daemon, tell_recovered(&recovered, SystemHost.now().since(begin))))
+    opening.end();
+    Ok((daemon, tell_recovered(&recovered, SystemHost.now().since(begin)), (medium, disk)))
+}
+
+/// [`medium`], whose files may be lost, and whose operations are counted.
+pub(crate) fn guarded_medium(cluster: &Cluster, node: &Node) -> Result<Medium> {
+    medium(cluster, node)?.guarded().map_err(Error::at("guard", &node.pool))
 }
 
 /// The medium of a node's pool, whose folder has to be there.
@@ -450,10 +478,18 @@ pub(crate) fn listen_for_users(cluster: &Cluster, node: &Node) -> Result<UnixLis
     Ok(listener)
 }
 
-/// Starts the thread that tells each process that connects how the node is.
+/// Starts the threads that tell each process that connects how the node is.
 pub(crate) fn answer_status(
     listener: UnixListener,
-    status: impl Fn() -> NodeStatus + Send + 'static,
+    status: impl Fn() -> NodeStatus + Send + Sync + 'static,
+) -> Result<()> {
+    let (listener, status) = (Arc::new(listener), Arc::new(status));
+    (0..CONTROLS).try_for_each(|_| answer_some(listener.clone(), status.clone()))
+}
+
+fn answer_some(
+    listener: Arc<UnixListener>,
+    status: Arc<impl Fn() -> NodeStatus + Send + Sync + 'static>,
 ) -> Result<()> {
     let body = move || {
         for stream in listener.incoming() {

@@ -180,7 +180,9 @@ impl<'a> Parent<'a> {
                         "the cluster in {dir} was removed: node {number} never leads"
                     )));
                 }
-                Lead::Unknown(why) => self.say(format!("waiting until node {number} leads: {why}")),
+                Lead::Failed(why) | Lead::Unknown(why) => {
+                    self.say(format!("waiting until node {number} leads: {why}"));
+                }
             }
             if let Ok(Event::Signal(signal)) = self.next_until(next)
                 && ![SIGUSR1, SIGUSR2].contains(&signal)
@@ -246,6 +248,7 @@ impl<'a> Parent<'a> {
                 Lead::Gives(_, other) | Lead::GivesNow(other) | Lead::Other(other) => {
                     return Ok(Some(format!("node {other} leads, not node {number}")));
                 }
+                Lead::Failed(why) => return Ok(Some(format!("node {number} leads no more: {why}"))),
                 Lead::Unknown(why) if program.left().is_zero() => {
                     return Ok(Some(format!("another node may lead from now on: {why}")));
                 }
@@ -274,6 +277,8 @@ impl<'a> Parent<'a> {
             }
             Lead::GivesNow(to) => return Ok(Some(format!("the lead moves to node {to}"))),
             Lead::Other(other) => return Ok(Some(format!("node {other} leads, not node {number}"))),
+            // It waits with leaving the lead for the end of the program.
+            Lead::Failed(why) => return Ok(Some(format!("node {number} leads no more: {why}"))),
             // Until the time that was named last it is this node that leads, or no node.
             Lead::Unknown(why) => silent = why,
         }

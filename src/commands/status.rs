@@ -3,7 +3,7 @@
 
 use super::Status;
 use crate::chain;
-use crate::chain::told::ChainStatus;
+use crate::chain::told::{ChainStatus, Role};
 use crate::cluster::{Cluster, MediumKind, Node, open_settings};
 use crate::error::{Error, Result};
 use crate::health::{self, NodeHealth, PATIENCE};
@@ -201,6 +201,7 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
     if cluster.settings.capacity_bytes > 0 {
         problems.extend(cluster.capacity_warning(node));
     }
+    problems.extend(status.disk_stalled_ms.map(|stalled_ms| hung_disk(cluster, status, stalled_ms)));
     if let Some(chain) = &status.chain {
         problems.extend(chain::manager::problem(cluster));
         problems.extend(chain.problems(status.node));
@@ -212,6 +213,23 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
         ));
     }
     problems
+}
+
+/// A sentence about a disk that does not answer, and what comes of that.
+fn hung_disk(cluster: &Cluster, status: &NodeStatus, stalled_ms: u64) -> String {
+    let seconds = stalled_ms / 1000;
+    let comes = match (&status.chain, &cluster.settings.chain) {
+        (Some(told), _) if told.failed => "it has failed".to_owned(),
+        (Some(told), Some(chain)) if told.role != Role::Follows && told.in_sync.len() > 1 => {
+            let seconds = chain.disk_seconds;
+            format!(
+                "another node is to lead after {seconds} s, or later if the device completes other requests (disk_seconds)"
+            )
+        }
+        (Some(told), _) if told.role == Role::Follows => "what it gets is not synced".to_owned(),
+        _ => "programs that need the disk wait, and no other node can take its place".to_owned(),
+    };
+    format!("the disk of its pool has not answered for {seconds} s: {comes}")
 }
 
 fn print(answer: &Answer) {

@@ -5,5 +5,6 @@
 pub mod alone;
 pub mod cluster;
 pub mod database;
+pub mod device;
 pub mod pour;
 pub mod worker;

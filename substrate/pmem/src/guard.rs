@@ -99,6 +99,12 @@ impl Guard {
     pub fn mark_lost(&self) {
         self.file.mark_lost();
     }
+
+    /// Guard of the files of the medium.
+    #[inline]
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.file.watch
+    }
 }
 
 impl Drop for Guard {

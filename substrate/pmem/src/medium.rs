@@ -7,6 +7,7 @@
 
 use crate::MediaError;
 use crate::guard::{self, Watch};
+use crate::outstanding::{Operation, StallMeter, note_progress};
 use crate::recorded::{RecordedLock, Recorder};
 use crate::region::Region;
 use std::ffi::{CStr, CString};
@@ -17,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest name of a pool file, in bytes.
 pub const NAME_BYTES_MAX: usize = 200;
@@ -113,12 +115,16 @@ impl Medium {
     /// mapping, or the medium cannot read it, the region of that file reports an error (`Lost`), and no SIGBUS ends
     /// the process. This holds for regions that are created or opened through the returned value. The call installs
     /// a SIGBUS handler, which forwards other signals to the previous one. It is therefore for programs of this
-    /// project, not for a library in a program of another author.
+    /// project, not for a library in a program of another author. Of a medium that is guarded already, the call returns a
+    /// clone.
     ///
     /// # Errors
     /// `Os`.
     pub fn guarded(&self) -> Result<Self, MediaError> {
-        let Kind::Folder(folder) = &self.0 else { return Ok(self.clone()) };
+        let folder = match &self.0 {
+            Kind::Folder(folder) if folder.watch.is_none() => folder,
+            _ => return Ok(self.clone()),
+        };
         guard::install();
         let descriptor = folder.descriptor.try_clone().map_err(|error| MediaError::of_io(&error))?;
         let (class, path, watch) = (folder.class, folder.path.clone(), Some(Arc::default()));
@@ -130,6 +136,15 @@ impl Medium {
     pub fn lost(&self, counts: impl Fn(&str) -> bool) -> Option<String> {
         match &self.0 {
             Kind::Folder(folder) => folder.watch.as_ref()?.lost(counts),
+            Kind::Recorded(_) => None,
+        }
+    }
+
+    /// Measures for how long operations on this medium, by all threads of this process, do not return. At most `step_max`
+    /// counts for each look. `None` if the medium is not guarded.
+    pub fn stall_meter(&self, step_max: Duration) -> Option<StallMeter> {
+        match &self.0 {
+            Kind::Folder(folder) => folder.watch.as_ref().map(|watch| StallMeter::new(watch, step_max)),
             Kind::Recorded(_) => None,
         }
     }
@@ -161,7 +176,10 @@ impl Medium {
             return Err(MediaError::Length);
         }
         match &self.0 {
-            Kind::Folder(folder) => folder.create(name, (bytes, reserved)),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.create(name, (bytes, reserved))
+            }
             Kind::Recorded(recorder) => recorder.create(name, bytes),
         }
     }
@@ -174,7 +192,10 @@ impl Medium {
     pub fn create_transient(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
         check_name(name)?;
         match &self.0 {
-            Kind::Folder(folder) => folder.create_transient(name, bytes),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.create_transient(name, bytes)
+            }
             Kind::Recorded(recorder) => recorder.create(name, bytes),
         }
     }
@@ -186,7 +207,10 @@ impl Medium {
     pub fn remove_transient(&self, name: &str) -> Result<(), MediaError> {
         check_name(name)?;
         match &self.0 {
-            Kind::Folder(folder) => folder.unlink(&c_string(name)?),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.unlink(&c_string(name)?)
+            }
             Kind::Recorded(recorder) => recorder.remove(name),
         }
     }
@@ -207,7 +231,10 @@ impl Medium {
     pub fn open_at_most(&self, name: &str, bytes_max: u64) -> Result<Region, MediaError> {
         check_name(name)?;
         match &self.0 {
-            Kind::Folder(folder) => folder.open(name, true, bytes_max),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.open(name, true, bytes_max)
+            }
             // No process changes the length of one of its files.
             Kind::Recorded(recorder) => recorder.open(name, true),
         }
@@ -220,7 +247,10 @@ impl Medium {
     pub fn open_read_only(&self, name: &str) -> Result<Region, MediaError> {
         check_name(name)?;
         match &self.0 {
-            Kind::Folder(folder) => folder.open(name, false, u64::MAX),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.open(name, false, u64::MAX)
+            }
             Kind::Recorded(recorder) => recorder.open(name, false),
         }
     }
@@ -228,7 +258,10 @@ impl Medium {
     /// Bytes that are free where the folder lies; `None` if the medium does not say it.
     pub fn free_bytes(&self) -> Option<u64> {
         match &self.0 {
-            Kind::Folder(folder) => folder.free_bytes(),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.free_bytes()
+            }
             Kind::Recorded(_) => None,
         }
     }
@@ -239,7 +272,10 @@ impl Medium {
     /// `Os`.
     pub fn list(&self) -> Result<Vec<String>, MediaError> {
         match &self.0 {
-            Kind::Folder(folder) => folder.list(|name| check_name(name).is_ok()),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.list(|name| check_name(name).is_ok())
+            }
             Kind::Recorded(recorder) => Ok(recorder.list()),
         }
     }
@@ -251,7 +287,10 @@ impl Medium {
     pub fn remove(&self, name: &str) -> Result<(), MediaError> {
         check_name(name)?;
         match &self.0 {
-            Kind::Folder(folder) => folder.remove(name),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.remove(name)
+            }
             Kind::Recorded(recorder) => recorder.remove(name),
         }
     }
@@ -263,7 +302,10 @@ impl Medium {
     /// `Os`: the path cannot be examined.
     pub fn holds(&self, region: &Region) -> Result<bool, MediaError> {
         match &self.0 {
-            Kind::Folder(folder) => folder.holds(region),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.holds(region)
+            }
             Kind::Recorded(recorder) => Ok(recorder.holds(region.name())),
         }
     }
@@ -275,7 +317,10 @@ impl Medium {
     /// `Locked`, `Os`.
     pub fn lock(&self) -> Result<PoolLock, MediaError> {
         match &self.0 {
-            Kind::Folder(folder) => Ok(PoolLock { _held: HeldLock::Folder { _locked: folder.lock()? } }),
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                Ok(PoolLock { _held: HeldLock::Folder { _locked: folder.lock()? } })
+            }
             Kind::Recorded(recorder) => {
                 Ok(PoolLock { _held: HeldLock::Recorded { _lock: recorder.lock()? } })
             }
@@ -296,6 +341,11 @@ enum HeldLock {
 }
 
 impl Folder {
+    /// Counts an operation that may wait for the medium.
+    fn begin(&self) -> Option<Operation> {
+        self.watch.as_ref().and_then(Operation::begin)
+    }
+
     fn create(&self, name: &str, (bytes, reserved): (u64, u64)) -> Result<Region, MediaError> {
         let unfinished = c_string(&format!("{UNFINISHED_PREFIX}{name}"))?;
         let finished = c_string(name)?;
@@ -474,6 +524,7 @@ fn write_again(file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), MediaError
         let there = read_at(file, start, part)?;
         part[there..].fill(0);
         writer.write_all_at(part, start).map_err(of_io)?;
+        note_progress();
     }
     Ok(())
 }

@@ -6,11 +6,13 @@
 //! (the read path of Assise §3.2.2, with the check that block reuse needs).
 
 use crate::copy::{Fault, Sink};
-use crate::guard::CopyGuard;
+use crate::guard::{CopyGuard, Watch};
 use crate::mapping::Mapping;
+use crate::outstanding::Operation;
 use crate::region::Region;
 use crate::{MediaError, copy};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// A file mapped for reading.
 pub struct ReadMapping(Backing);
@@ -21,6 +23,7 @@ enum Backing {
     Guarded {
         _guard: CopyGuard,
         mapping: Mapping,
+        watch: Arc<Watch>,
     },
     Region(Region),
 }
@@ -39,9 +42,14 @@ impl ReadMapping {
     ///
     /// # Errors
     /// `Length` (an empty file), `Os`.
-    pub(crate) fn guarded(file: BorrowedFd<'_>, bytes_max: u64) -> Result<Self, MediaError> {
+    pub(crate) fn guarded(
+        file: BorrowedFd<'_>,
+        bytes_max: u64,
+        watch: &Arc<Watch>,
+    ) -> Result<Self, MediaError> {
         let mapping = Mapping::new(file, false, bytes_max)?.not_for_children()?;
-        Ok(Self(Backing::Guarded { _guard: mapping.guard_copies()?, mapping }))
+        let watch = watch.clone();
+        Ok(Self(Backing::Guarded { _guard: mapping.guard_copies()?, mapping, watch }))
     }
 
     /// The same view without a descriptor: for test media, and for clients in the daemon's own process.
@@ -66,7 +74,9 @@ impl ReadMapping {
     /// If the range is not within the file, or the sink is shorter.
     pub fn copy_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
         match &self.0 {
-            Backing::Mapped(mapping) | Backing::Guarded { mapping, .. } => {
+            Backing::Mapped(mapping) => mapping.read_to(offset, sink, bytes),
+            Backing::Guarded { mapping, watch, .. } => {
+                let _operation = Operation::begin(watch);
                 mapping.read_to(offset, sink, bytes)
             }
             Backing::Region(region) => region.read_to(offset, sink, bytes),

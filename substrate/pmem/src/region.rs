@@ -16,6 +16,7 @@ use crate::fold::{self, FoldState, Folder};
 use crate::guard::{CopyGuard, Guard, Watch};
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
 use crate::medium::{Class, read_at, reserve};
+use crate::outstanding::Operation;
 use crate::read_mapping::{CopyError, ReadMapping};
 use crate::recorded::RecordedFile;
 use crate::{MediaError, primitives};
@@ -110,7 +111,8 @@ impl Region {
     /// `NoSpace`, `Os`.
     pub fn reserve(&self, range: Range<u64>) -> Result<(), MediaError> {
         match &self.0.backing {
-            Backing::Mapped { file: Some(file), filled, .. } => {
+            Backing::Mapped { file: Some(file), filled, guard, .. } => {
+                let _operation = begin(guard);
                 reserve(file.as_fd(), range)?;
                 filled.as_ref().map_or(Ok(()), |filled| filled.note_blocks(file))
             }
@@ -181,6 +183,7 @@ impl Region {
     /// `Os`; those of [`Self::read`] on a medium without files.
     pub fn read_by_kernel(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
         let Some(file) = self.descriptor() else { return self.read(offset, target) };
+        let _operation = self.begin();
         let done = read_at(file, offset, target)?;
         target[done..].fill(0);
         Ok(())
@@ -192,10 +195,10 @@ impl Region {
     /// processors), and on other media than memory.
     pub fn map_for_reading(&self) -> Option<ReadMapping> {
         match &self.0.backing {
-            Backing::Mapped { guard: Some(_), file: Some(file), .. }
+            Backing::Mapped { guard: Some(guard), file: Some(file), .. }
                 if self.0.class == Class::Memory && CopyGuard::WORKS =>
             {
-                ReadMapping::guarded(file.as_fd(), self.0.bytes).ok()
+                ReadMapping::guarded(file.as_fd(), self.0.bytes, guard.watch()).ok()
             }
             _ => None,
         }
@@ -205,6 +208,7 @@ impl Region {
     pub fn next_written(&self, offset: u64) -> u64 {
         let Some(file) = self.descriptor() else { return offset };
         let from = libc::off_t::try_from(offset).expect("an offset in a file");
+        let _operation = self.begin();
         // SAFETY: the descriptor is open; its position is used nowhere else.
         match unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) } {
             found if found >= 0 => found.unsigned_abs(),
@@ -223,6 +227,7 @@ impl Region {
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
         match &self.0.backing {
             Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
                 mapping.read(offset, target);
                 check_guard(guard)
             }
@@ -240,6 +245,7 @@ impl Region {
     pub fn read_to(&self, offset: u64, sink: &mut Sink<'_>, bytes: usize) -> Result<(), CopyError> {
         match &self.0.backing {
             Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
                 mapping.read_to(offset, sink, bytes)?;
                 Ok(check_guard(guard)?)
             }
@@ -259,7 +265,10 @@ impl Region {
     pub fn write(&self, offset: u64, source: &[u8]) {
         self.0.counts.wrote(source.len());
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.write(offset, source),
+            Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
+                mapping.write(offset, source);
+            }
             Backing::Recorded(file) => file.write(offset, source),
         }
     }
@@ -277,6 +286,7 @@ impl Region {
         let end = offset.checked_add(source.len() as u64);
         assert!(end.is_some_and(|end| end <= self.0.bytes), "a place within the region");
         // If the kernel does not take all, the file is gone or the machine has no memory: a store reports it.
+        let _operation = self.begin();
         let done = filled.write(file, offset, source);
         mapping.write(offset + done as u64, &source[done..]);
     }
@@ -303,7 +313,10 @@ impl Region {
     pub(crate) fn write_words(&self, offset: u64, words: &[u64]) {
         self.0.counts.wrote(size_of_val(words));
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.write_words(offset, words),
+            Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
+                mapping.write_words(offset, words);
+            }
             Backing::Recorded(file) => file.write(offset, words.as_bytes()),
         }
     }
@@ -325,7 +338,10 @@ impl Region {
     ) -> Result<(), Fault> {
         self.0.counts.wrote(keep.len());
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.write_lines(offset, source, keep),
+            Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
+                mapping.write_lines(offset, source, keep)
+            }
             Backing::Recorded(file) => {
                 // SAFETY: `keep` is a local buffer of this length.
                 unsafe { source.take_raw(keep.as_mut_ptr().cast(), keep.len())? };
@@ -355,7 +371,10 @@ impl Region {
     ) -> Result<(), Fault> {
         self.0.counts.wrote(bytes);
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.write_folded(folder, offset, (source, bytes), state),
+            Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
+                mapping.write_folded(folder, offset, (source, bytes), state)
+            }
             Backing::Recorded(file) => {
                 let mut kept = vec![0; bytes];
                 source.take(&mut kept)?;
@@ -373,7 +392,10 @@ impl Region {
     pub fn store(&self, offset: u64, source: &[u8]) {
         self.0.counts.wrote(source.len());
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.store(offset, source),
+            Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
+                mapping.store(offset, source);
+            }
             Backing::Recorded(file) => file.store(offset, source),
         }
     }
@@ -386,7 +408,10 @@ impl Region {
     pub fn persist(&self, range: Range<u64>) {
         add(&self.0.counts.persists, 1);
         match &self.0.backing {
-            Backing::Mapped { mapping, .. } => mapping.write_back(range),
+            Backing::Mapped { mapping, guard, .. } => {
+                let _operation = begin(guard);
+                mapping.write_back(range);
+            }
             Backing::Recorded(file) => file.persist(range),
         }
     }
@@ -414,6 +439,7 @@ impl Region {
         }
         let synced = match &self.0.backing {
             Backing::Mapped { guard, mapping, file, filled } => {
+                let _operation = begin(guard);
                 if let (Some(filled), Some(file), Some(guard)) = (filled, file, guard)
                     && filled.lacks_blocks(file)
                 {
@@ -446,6 +472,14 @@ impl Region {
         }
     }
 
+    /// Counts an operation that may wait for the medium: see [`crate::outstanding`].
+    fn begin(&self) -> Option<Operation> {
+        match &self.0.backing {
+            Backing::Mapped { guard, .. } => begin(guard),
+            Backing::Recorded(_) => None,
+        }
+    }
+
     /// Number of operations since the region was opened.
     pub fn counters(&self) -> Counters {
         self.0.counts.get()
@@ -456,6 +490,12 @@ impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Region({:?}, {} bytes, {})", self.0.name, self.0.bytes, self.0.class.name())
     }
+}
+
+/// Counts an operation on a guarded medium. A process without a guard, such as a program with the library, counts none.
+#[inline]
+fn begin(guard: &Option<Guard>) -> Option<Operation> {
+    guard.as_ref().and_then(|guard| Operation::begin(guard.watch()))
 }
 
 #[inline]

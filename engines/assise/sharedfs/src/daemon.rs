@@ -247,6 +247,7 @@ impl Daemon {
             started: Word::new(0),
             caches: OnceLock::new(),
             listener_bell: OnceLock::new(),
+            abandoned: OnceLock::new(),
             host,
         };
         Ok((Arc::new(core), taken.recovered))
@@ -427,6 +428,9 @@ impl Daemon {
 
     /// Why the daemon stopped; `None` while it runs.
     pub fn failure(&self) -> Option<String> {
+        if let Some(why) = self.core.abandoned.get() {
+            return Some(why.clone());
+        }
         // The first error that was noticed may be a consequence that names no file.
         let lost = self.lost().map(|name| Error::Lost(name).to_string());
         lost.or_else(|| self.core.state.lock().failure.clone())
@@ -455,14 +459,6 @@ impl Daemon {
             }
             self.core.host.wait(&self.core.failed, 0, None);
         }
-    }
-
-    /// Stops the daemon for a reason that the caller found. Every session ends, since a program could otherwise commit
-    /// records to a log that no daemon will read. From here on every call and every new session is refused.
-    pub fn give_up(&self, why: &Error) {
-        self.core.state.lock().stop(why);
-        self.core.generations.end();
-        self.core.tell_failure();
     }
 
     /// How full the area is.

@@ -27,6 +27,8 @@ pub enum Error {
     Lost(String),
     /// A file or a folder of the pool was removed while the daemon used it: its path.
     Removed(String),
+    /// An operation on the medium of the pool has not returned for so many seconds.
+    NoAnswer(u64),
     /// A log ends before a record that the ledger says was digested: the log, and the last record that was found.
     Short(LogUid, Sequence),
     /// The records of a log behind this one are not those that the head digested.
@@ -89,6 +91,7 @@ impl Error {
             | Self::Differs(..)
             | Self::Lost(_)
             | Self::Removed(_)
+            | Self::NoAnswer(_)
             | Self::Stopped => true,
             Self::Ipc(_) | Self::Settings(_) | Self::Sessions | Self::LivesUsedUp | Self::LedgerFull => false,
             Self::Copy(..) | Self::CopyIsAhead(_) | Self::NeedsImport(_) | Self::NoRoomToSend(_) => false,
@@ -146,6 +149,7 @@ impl std::fmt::Display for Error {
                 )
             }
             Self::Removed(path) => write!(f, "{path} was removed while the daemon used it"),
+            Self::NoAnswer(seconds) => write!(f, "the disk of its pool has not answered for {seconds} s"),
             Self::Short(log, last) => {
                 write!(f, "log {log} ends after record {last}, and the ledger says that more was digested")
             }

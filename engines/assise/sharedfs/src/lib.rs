@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod abandon;
 mod accept;
 mod attach;
 

@@ -192,6 +192,8 @@ pub(crate) struct Core {
     pub caches: OnceLock<CacheWatch>,
     /// Wakes the listener thread, once there is one.
     pub listener_bell: OnceLock<Arc<Connection>>,
+    /// Why the daemon was abandoned: see [`crate::Daemon::abandon`].
+    pub abandoned: OnceLock<String>,
 }
 
 /// Tells whether data may be cached elsewhere under leases of this node: see [`crate::Daemon::watch_caches`].
@@ -221,6 +223,9 @@ impl Core {
     /// Whether the daemon still runs. If a file of the pool was lost it stops. The ledger and the register are not
     /// synced otherwise, so this is checked before every answer that depends on their entries.
     pub fn goes_on(&self) -> bool {
+        if self.abandoned.get().is_some() {
+            return false;
+        }
         let Some(name) = self.lost() else { return true };
         self.state.lock().stop(&Error::Lost(name));
         self.tell_failure();
