@@ -149,15 +149,15 @@ impl Cluster {
     /// # Errors
     /// There is none, or its settings cannot be read.
     pub fn open_or_found(dir: &Path) -> Result<(Self, Option<Error>)> {
-        let (text, opened) = match Self::text_of(dir)? {
+        let (text, written) = match Self::text_of(dir)? {
             Ok(text) => {
                 let written = Written::parse(&dir.join("hearth.toml"), &text);
-                (text, written.and_then(|written| Self::of(dir, written)))
+                (text, written)
             }
             Err(why) => (String::new(), Err(why)),
         };
-        match opened {
-            Ok(opened) => Ok((opened, None)),
+        match written {
+            Ok(written) => Ok((Self::of(dir, written)?, None)),
             Err(why) => match crate::found::cluster(dir, &text) {
                 Some(found) => Ok((found, Some(why))),
                 None => Err(why),

@@ -4,7 +4,8 @@
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
 use rustix::fs::statvfs;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::path::PathBuf;
 
 /// A limit on file sizes below which the kernel may kill this process where it writes settings, and the daemon cannot write its
 /// log. A pool that exists needs only the size of a program's log.
@@ -12,20 +13,53 @@ const FILE_BYTES_MIN: u64 = 64 << 10;
 /// Descriptors and address space that a daemon of some programs needs.
 const DESCRIPTORS: u64 = 256;
 const ADDRESS_BYTES: u64 = 16 << 30;
+/// Address space of a daemon that serves some programs, beside that for its pool.
+const ADDRESS_BYTES_MIN: u64 = 4 << 30;
 /// The start of a node, and a program that removes files afterwards, need so much space at most.
 const DISK_BYTES: u64 = 4 << 20;
+/// The same with the log of the cluster manager.
+const DISK_BYTES_OF_SEVERAL: u64 = 6 << 20;
 
-/// Refuses to begin under a limit on file sizes that is too small for any process of a node.
+/// Raises the limits of this process that the processes of a node inherit, as far as it may, and refuses to begin under limits that
+/// are too small for a node whose pool may hold so much.
 ///
 /// # Errors
-/// The limit.
-pub fn check_file_limit() -> Result<()> {
+/// The limit, and the remedy.
+pub fn check_limits(capacity_bytes: u64) -> Result<()> {
     match getrlimit(Resource::Fsize).current {
-        Some(bytes) if bytes < FILE_BYTES_MIN => Err(Error::new(format!(
-            "the limit on file sizes of this process is {bytes} bytes, and the daemon would inherit it: raise it (ulimit -f)"
-        ))),
-        _ => Ok(()),
+        Some(bytes) if bytes < FILE_BYTES_MIN => {
+            return Err(Error::new(format!(
+                "the limit on file sizes of this process is {bytes} bytes, and the daemon would inherit it: raise it (ulimit -f)"
+            )));
+        }
+        _ => {}
     }
+    if let Some(count) = raised(Resource::Nofile).filter(|count| *count < DESCRIPTORS) {
+        return Err(Error::new(format!(
+            "the limits of this process, which a daemon would inherit, are too small: {count} descriptors (ulimit -n), and it needs \
+             {DESCRIPTORS} to serve some programs. Raise the hard limit (ulimit -Hn {DESCRIPTORS} or more, by root; LimitNOFILE= of a \
+             service)"
+        )));
+    }
+    let needed = ADDRESS_BYTES_MIN.saturating_add(capacity_bytes / 4 * 5);
+    if let Some(bytes) = raised(Resource::As).filter(|bytes| *bytes < needed) {
+        return Err(Error::new(format!(
+            "the limits of this process, which a daemon would inherit, are too small: {} KiB of address space (ulimit -v), and it \
+             needs {} for a pool of {} MiB. Raise the hard limit (ulimit -Hv unlimited, by root; LimitAS= of a service)",
+            bytes >> 10,
+            needed >> 10,
+            capacity_bytes >> 20
+        )));
+    }
+    Ok(())
+}
+
+/// Raises a limit to the hard one, and gives what it is then.
+fn raised(resource: Resource) -> Option<u64> {
+    let limit = getrlimit(resource);
+    // If it is refused, the limit stays.
+    let _ = setrlimit(resource, Rlimit { current: limit.maximum, ..limit });
+    getrlimit(resource).current
 }
 
 /// Limits of this process that may be why a process of a node did not start, as the end of a sentence; empty without one.
@@ -50,15 +84,24 @@ pub fn limits() -> String {
 
 /// All such obstacles for a node that did not start, as the end of a sentence.
 pub fn of_node(cluster: &Cluster, node: &Node) -> String {
-    let folders = [cluster.folder(node), node.pool.clone()];
+    of_folders(cluster, &[cluster.folder(node), node.pool.clone()])
+}
+
+/// The same for the cluster manager.
+pub fn of_manager(cluster: &Cluster) -> String {
+    of_folders(cluster, std::slice::from_ref(&cluster.dir))
+}
+
+fn of_folders(cluster: &Cluster, folders: &[PathBuf]) -> String {
+    let needed = if cluster.settings.chain.is_some() { DISK_BYTES_OF_SEVERAL } else { DISK_BYTES };
     let full = folders.iter().find(|folder| {
-        statvfs(folder.as_path()).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) < DISK_BYTES)
+        statvfs(folder.as_path()).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) < needed)
     });
     let disk = full.map(|folder| {
         format!(
             "; the disk of {} is full: with {} MiB free there the node starts, and programs can remove files of the tree",
             folder.display(),
-            DISK_BYTES >> 20
+            needed >> 20
         )
     });
     format!("{}{}", disk.unwrap_or_default(), limits())

@@ -139,8 +139,9 @@ for n in 6 7 8 9; do ! (ulimit -n $n; exec cat kept) 2> said && grep -q 'Too man
 #[test]
 fn a_daemon_without_descriptors_serves_those_that_it_has() {
     let node = down_with_a_file();
-    let limit = format!("ulimit -n 48; exec {} start --dir {}", env!("CARGO_BIN_EXE_hearth"), node.dir());
-    limited(&["bash", "-c"], &[&limit]).expect_success();
+    node.hearth(&["start"]).expect_success();
+    // A start under such a limit is refused.
+    limited(&["prlimit", "--nofile=48:48", "--pid"], &[&node.daemon().to_string()]).expect_success();
     // The attached program writes more than the present segments can hold.
     let hold = format!(
         "exec 3>> {} && echo held >&3 || exit; echo in; read; printf '%*s' 6000000 >&3 && echo wrote; read",

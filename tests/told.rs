@@ -544,13 +544,30 @@ fn a_start_that_fails_names_the_limit_of_its_process() {
         ("-f 5000", "5000 KiB for a file (ulimit -f)"),
         ("-n 12", "12 descriptors (ulimit -n)"),
         ("-n 16", "16 descriptors (ulimit -n)"),
+        ("-n 64", "64 descriptors (ulimit -n)"),
         ("-v 50000", "50000 KiB of address space (ulimit -v)"),
+        ("-v 1000000", "1000000 KiB of address space (ulimit -v)"),
     ] {
         let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
         let script = format!("ulimit {limit}; $hearth up --no-mount --capacity 64 --dir $dir/c");
         shell(&script, folder.path()).expect_failure(named);
         assert!(!folder.path().join("c").exists(), "{limit}: nothing is left");
     }
+}
+
+/// Limits that a process may raise do not count: those of its node are as high as they may be.
+#[test]
+fn a_start_raises_the_limits_that_it_may_raise() {
+    let folder = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let hard = shell("ulimit -Hn", folder.path()).expect_success();
+    let script = "ulimit -Sn 64; ulimit -Sv 1000000
+        trap '$hearth down --dir $dir/c --hard >/dev/null' EXIT
+        $hearth up --no-mount --medium memory --capacity 64 --dir $dir/c >/dev/null || exit 1
+        read pid rest < $dir/c/node-1/serve.pid
+        awk '/Max open files/ { print $4 } /Max address space/ { print $4 }' /proc/$pid/limits";
+    let found = shell(script, folder.path()).expect_success();
+    let found: Vec<&str> = found.lines().collect();
+    assert!(found.contains(&hard.trim()) && !found.contains(&"1024000000"), "{found:?}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::commands::daemon::spawn;
 use crate::commands::manager::folder;
 use crate::commands::up::{run_in_background, say_ready};
 use crate::error::{Error, Result};
+use crate::obstacles;
 use crate::presence::Presence;
 use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
@@ -124,7 +125,9 @@ pub fn start(cluster: &Cluster) -> Result<()> {
         // A command that was killed may have started one just before.
         Err(_) if answers(cluster) => Ok(()),
         started => started.map_err(|why| {
-            Error::new(format!("the cluster manager did not start: {why} (all of it: {})", log.display()))
+            let obstacles = obstacles::of_manager(cluster);
+            let log = log.display();
+            Error::new(format!("the cluster manager did not start: {why} (all of it: {log}){obstacles}"))
         }),
     }
 }

@@ -42,14 +42,16 @@ const GATEWAY_ALLOCATOR: [(&str, &str); 2] =
 pub(super) const READY: &str = "ready";
 
 pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
-    obstacles::check_file_limit()?;
     let dir = arguments.place.dir()?;
     let capacity_bytes = capacity_bytes(arguments.capacity.unwrap_or(CAPACITY_MIB_DEFAULT))?;
+    let is_new = !dir.join("hearth.toml").exists();
+    obstacles::check_limits(if is_new { capacity_bytes } else { 0 })?;
     let mut made = CreatedFiles::default();
     made.shared(&dir)?;
     let alone = ClusterLock::wait(&dir)?;
     let cluster = if dir.join("hearth.toml").exists() {
         let mut cluster = Cluster::open(&dir)?;
+        obstacles::check_limits(cluster.settings.capacity_bytes)?;
         agree(&cluster, arguments)?;
         if let Some(nodes) = arguments.nodes.filter(|nodes| *nodes as usize > cluster.settings.nodes.len()) {
             chain::growth::grow(&mut cluster, nodes, (arguments.lease, arguments.patience))?;
@@ -191,8 +193,8 @@ impl NotStarted {
 }
 
 pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
-    obstacles::check_file_limit()?;
     let cluster = arguments.place.cluster()?;
+    obstacles::check_limits(cluster.settings.capacity_bytes)?;
     let alone = ClusterLock::wait(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
     chain::manager::start(&cluster)?;
