@@ -168,8 +168,8 @@ pub(crate) fn start_late_sync(gateway: &Arc<Gateway>) -> Result<(), ipc::Error> 
     let theirs = gateway.clone();
     let run = move || {
         while theirs.late_sync.wait() {
-            // All of the mount's own log. If it fails, each later `fsync` at the mount fails, too.
-            let _ = theirs.engine.sync(Sync::File(InodeNumber::ROOT));
+            // All of the mount's own log. If the medium fails, each later `fsync` at the mount fails, too.
+            let _ = theirs.engine.sync(Sync::Own);
         }
     };
     gateway.host.spawn("late sync", Box::new(run)).map(drop)

@@ -239,6 +239,8 @@ pub enum Sync {
     File(InodeNumber),
     /// All earlier changes of the tree.
     Everything,
+    /// All earlier changes of this process, for no program that asks: a loss is told by the next sync of a program.
+    Own,
 }
 
 /// Owner of a lock. The front end assigns the numbers, unique among all users of the engine.

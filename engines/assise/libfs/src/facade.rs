@@ -306,6 +306,7 @@ impl Engine for LibFs {
         match what {
             Sync::Data(node) | Sync::File(node) => self.sync_node(node),
             Sync::Everything => self.sync_everything(),
+            Sync::Own => self.persist(InodeNumber::ROOT),
         }
     }
 
@@ -377,9 +378,15 @@ impl LibFs {
     /// Syncs the session's log, and the ledger up to the newest grant used, under a lease on the inode. Earlier changes
     /// by other sessions were digested before the grant, and digests are synced.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
+        self.persist(node)?;
+        if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) }
+    }
+
+    /// The same, and says nothing of losses.
+    fn persist(&self, node: InodeNumber) -> Result<()> {
         for _ in 0..self.limits.attempts {
             if self.sync_in_session(node)? {
-                return if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) };
+                return Ok(());
             }
         }
         Err(Error::Io)
