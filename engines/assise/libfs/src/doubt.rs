@@ -48,6 +48,8 @@ impl State {
         }
         let session = self.session.as_ref()?;
         if session.words.is_alive() && !self.cut_unknown {
+            // The operation is done: if another thread finds the session over, this record is in no doubt.
+            self.appended = Sequence::new(0);
             return None;
         }
         self.doubted()
