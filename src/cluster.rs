@@ -11,7 +11,7 @@
 //! DIR/node-1/serve.lock held by its keeper and its daemon, also one that begins ([`crate::daemon_lock`])
 //! DIR/node-1/standby.lock held by the parents of standby programs ([`crate::standby_lock`])
 //! DIR/node-1/keeper.pid its keeper, which starts the daemon again when it dies
-//! DIR/node-1/serve.log  what both say
+//! DIR/node-1/serve.log  what both say; from 8 MiB on a new one begins, and serve.log.old is the one before ([`crate::log_file`])
 //! DIR/node-1/pool-made  that there is a pool: an empty folder is one that was lost
 //! DIR/node-1/gateway.pid the process that serves its mount
 //! DIR/node-1/gateway.ends the same process, when it has begun to end

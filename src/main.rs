@@ -16,6 +16,7 @@ mod found;
 mod health;
 mod key;
 mod limits;
+mod log_file;
 mod making;
 mod mapped;
 mod measure;

@@ -9,6 +9,7 @@ use crate::commands::daemon::spawn;
 use crate::commands::manager::folder;
 use crate::commands::up::{run_in_background, say_ready};
 use crate::error::{Error, Result};
+use crate::log_file::former;
 use crate::obstacles;
 use crate::presence::Presence;
 use crate::process::{Process, this_program};
@@ -61,13 +62,14 @@ pub fn log_file(dir: &Path) -> PathBuf {
 }
 
 /// The files beside the manager's folder.
-pub fn files(dir: &Path) -> [PathBuf; 3] {
-    [pid_file(dir), keeper_pid_file(dir), log_file(dir)]
+pub fn files(dir: &Path) -> [PathBuf; 4] {
+    let log = log_file(dir);
+    [pid_file(dir), keeper_pid_file(dir), former(&log), log]
 }
 
 /// Whether there is a manager, or a keeper of one.
 pub fn runs(cluster: &Cluster) -> bool {
-    let [process, keeper, _] = files(&cluster.dir);
+    let [process, keeper, ..] = files(&cluster.dir);
     [process, keeper].iter().any(|file| Process::load(file).is_some()) || answers(cluster)
 }
 

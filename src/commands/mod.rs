@@ -24,6 +24,7 @@ pub(crate) mod up;
 use crate::chain::settings::NODES_MAX;
 use crate::cluster::{Cluster, MediumKind};
 use crate::error::{Error, Result};
+use crate::log_file::LogFile;
 use crate::say::{self, quoted};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -523,7 +524,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
 /// Exit code of a command that could not do what it was asked. For `status` it means down.
 const FAILED: u8 = 2;
 
-/// From here on what happens is told on standard error, which is a log file; `HEARTH_LOG` says how much.
+/// From here on what happens is told on standard error, which is a log file ([`LogFile`]); `HEARTH_LOG` says how much.
 pub(crate) fn speak() {
     let chosen = std::env::var("HEARTH_LOG").unwrap_or_default();
     let level = match chosen.as_str() {
@@ -531,7 +532,7 @@ pub(crate) fn speak() {
         chosen => chosen.parse().ok(),
     };
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(LogFile::of_stderr())
         .with_ansi(false)
         // A log that cannot be written is no reason to end, and the message about it would panic.
         .log_internal_errors(false)

@@ -387,9 +387,9 @@ pub(crate) fn run_in_background(
     }
     // It is gone or goes; until then it may still write.
     let _ = child.wait();
-    // The output of earlier starts is not the reason.
+    // The output of earlier starts is not the reason. A log that is shorter than before began anew meanwhile.
     let text = fs::read(log).unwrap_or_default();
-    Ok(Err(reason(&String::from_utf8_lossy(text.get(before..).unwrap_or_default()))))
+    Ok(Err(reason(&String::from_utf8_lossy(text.get(before..).unwrap_or(&text)))))
 }
 
 /// Why a process ended, of what it wrote to its log: its last word to a person, if there is one, else the last lines.

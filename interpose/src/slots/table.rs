@@ -204,10 +204,8 @@ fn install(memfd: Option<i32>, bytes: u64) -> Result<usize, Errno> {
         memfd.into_iter().for_each(raw::close);
         return Err(Errno(libc::EMFILE));
     };
-    let start = map(memfd, bytes).map_err(|_| {
-        memfd.into_iter().for_each(raw::close);
-        Errno(libc::EMFILE)
-    })?;
+    // Without memory ENOMEM, which an open may give: a program that closed files for EMFILE would not be helped.
+    let start = map(memfd, bytes).inspect_err(|_| memfd.into_iter().for_each(raw::close))?;
     table.keep(memfd).inspect_err(|_| {
         unmap(start, bytes);
     })?;
