@@ -351,13 +351,16 @@ fn same_for_users(case: &str, more: &[&str], mounts: bool) {
         println!("skipped: needs root");
         return;
     }
-    let users = program_of_users();
-    let memory = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-    let play =
-        |before: &[&str], folder: &str| limited(&[before, &[&users, case, folder], more].concat(), &[]);
-    let expected = printed("tmpfs", &play(&[], memory.path().to_str().unwrap()));
     let node = Node::of_mib(1024);
     std::fs::set_permissions(node.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // Where every user may execute it.
+    let users = node.dir.path().join("users");
+    std::fs::copy(program_of_users(), &users).unwrap();
+    let users = users.to_str().unwrap();
+    let memory = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
+    let play =
+        |before: &[&str], folder: &str| limited(&[before, &[users, case, folder], more].concat(), &[]);
+    let expected = printed("tmpfs", &play(&[], memory.path().to_str().unwrap()));
     let folder = node.path(case);
     node.sh(&format!("mkdir -m 777 {folder}")).expect_success();
     let output = play(&[&node.program(), "run", "--dir", node.dir(), "--"], &folder);
