@@ -32,4 +32,5 @@ try:
     mmap.mmap(fd, 15)
 except OSError as why:
     print(errno.errorcode[why.errno])
+sys.stdout.flush()
 os._exit(0)
