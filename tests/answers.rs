@@ -358,8 +358,7 @@ fn same_for_users(case: &str, more: &[&str], mounts: bool) {
     std::fs::copy(program_of_users(), &users).unwrap();
     let users = users.to_str().unwrap();
     let memory = tempfile::Builder::new().prefix("hearth-test-").tempdir_in("/dev/shm").unwrap();
-    let play =
-        |before: &[&str], folder: &str| limited(&[before, &[users, case, folder], more].concat(), &[]);
+    let play = |before: &[&str], folder: &str| limited(&[before, &[users, case, folder], more].concat(), &[]);
     let expected = printed("tmpfs", &play(&[], memory.path().to_str().unwrap()));
     let folder = node.path(case);
     node.sh(&format!("mkdir -m 777 {folder}")).expect_success();

@@ -179,6 +179,9 @@ pub struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 24);
 
+/// Permission bits of a mode, set-id bits and the sticky bit among them.
+pub const PERMISSION_BITS: u32 = 0o7777;
+
 /// An inode in the area.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
@@ -215,6 +218,14 @@ pub struct InodeItem {
 }
 
 const _: () = assert!(size_of::<InodeItem>() == 104);
+
+impl InodeItem {
+    /// Sets the permission bits, and keeps the type.
+    #[inline]
+    pub fn set_permissions(&mut self, bits: u32) {
+        self.mode = U32::new(self.mode.get() & !PERMISSION_BITS | bits & PERMISSION_BITS);
+    }
+}
 
 /// A directory entry; the name follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

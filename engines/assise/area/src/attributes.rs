@@ -6,15 +6,10 @@ use crate::batch::{Applied, Applying, Batch, Need};
 use crate::contents::grow;
 use crate::view::{FILE_BLOCKS_MAX, XATTR_SLOT_MAX, xattr_room};
 use format::InodeNumber;
-use format::node::{InodeItem, ItemKind, Key, XattrItem, xattr_sub};
-use format::record::{
-    FileType, SET_ALL, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, SetAttrBody, XATTR_BYTES_MAX,
-};
+use format::node::{InodeItem, ItemKind, Key, PERMISSION_BITS, XattrItem, xattr_sub};
+use format::record::{FileType, SET_ALL, SetAttrBody, XATTR_BYTES_MAX};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U16, U32, U64};
-
-/// Bits of a mode that say the type.
-const TYPE_BITS: u32 = 0o170_000;
 
 impl Batch<'_> {
     pub(crate) fn set_attr(
@@ -23,27 +18,12 @@ impl Batch<'_> {
         body: &SetAttrBody,
         applying: &Applying<'_>,
     ) -> Result<Applied, AreaError> {
-        let mask = body.mask.get();
-        if mask & !SET_ALL != 0 || body.mode.get() & TYPE_BITS != 0 {
+        if body.mask.get() & !SET_ALL != 0 || body.mode.get() & !PERMISSION_BITS != 0 {
             return Err(Refused::Field("mask").into());
         }
         let Some(mut item) = self.inode_for(inode, applying)? else { return Ok(Applied::Stale) };
         let time = I64::new(applying.time_after(&item));
-        if mask & SET_MODE != 0 {
-            item.mode = U32::new((item.mode.get() & TYPE_BITS) | (body.mode.get() & 0o7777));
-        }
-        if mask & SET_UID != 0 {
-            item.uid = body.uid;
-        }
-        if mask & SET_GID != 0 {
-            item.gid = body.gid;
-        }
-        if mask & SET_ATIME != 0 {
-            item.atime_ns = body.atime_ns;
-        }
-        if mask & SET_MTIME != 0 {
-            item.mtime_ns = body.mtime_ns;
-        }
+        body.change(&mut item);
         self.begin_change(1, 0, Need::Shrinking)?;
         item.ctime_ns = time;
         item.stamp = applying.stamp(inode);
@@ -61,7 +41,7 @@ impl Batch<'_> {
         // Not put off to the next batch: the write is in this one.
         self.unbounded(|batch| {
             let mut item = batch.view().inode(inode)?.ok_or(Refused::NoInode(inode))?;
-            item.mode = U32::new((item.mode.get() & TYPE_BITS) | (mode & 0o7777));
+            item.set_permissions(mode);
             batch.begin_change(1, 0, Need::Shrinking)?;
             batch.put_inode(inode, &item)
         })

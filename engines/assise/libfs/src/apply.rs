@@ -1,16 +1,13 @@
 //! The effect of each record on the attributes of the inodes that it names. The rules are those by which a digest
 //! applies the record to the shared area, so that attributes are the same before and after the digest.
 
-use format::node::InodeItem;
-use format::record::{CreateBody, FileType, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, SetAttrBody};
+use format::node::{InodeItem, PERMISSION_BITS};
+use format::record::{CreateBody, FileType, SetAttrBody};
 use format::{BLOCK_BYTES, InodeNumber};
 use vfs::Caller;
 use vfs::access;
 use vfs::engine::Attributes;
 use zerocopy::little_endian::{I64, U32, U64};
-
-/// Permission bits of a mode.
-const BITS: u32 = 0o7777;
 
 /// Type of an inode that was accepted from SharedFS, or made here.
 pub(crate) fn file_type(item: &InodeItem) -> FileType {
@@ -26,7 +23,7 @@ pub(crate) fn attributes(inode: InodeNumber, item: &InodeItem) -> Attributes {
     Attributes {
         inode,
         file_type: file_type(item),
-        mode: item.mode.get() & BITS,
+        mode: item.mode.get() & PERMISSION_BITS,
         uid: item.uid.get(),
         gid: item.gid.get(),
         links: item.links.get(),
@@ -65,12 +62,8 @@ pub(crate) fn mode_after_write(caller: &Caller, item: &InodeItem) -> u32 {
 #[inline]
 fn clear_set_ids(item: &mut InodeItem, caller: &Caller) {
     if has_set_ids(item) {
-        set_bits(item, mode_after_write(caller, item));
+        item.set_permissions(mode_after_write(caller, item));
     }
-}
-
-fn set_bits(item: &mut InodeItem, bits: u32) {
-    item.mode = U32::new(item.mode.get() & !BITS | bits);
 }
 
 /// Applies a write that ends at `end`. `credential` is the log's.
@@ -99,22 +92,7 @@ pub(crate) fn allocate(item: &mut InodeItem, credential: &Caller, end: Option<u6
 
 /// Applies a change of attributes.
 pub(crate) fn set_attr(item: &mut InodeItem, body: &SetAttrBody, time_ns: i64) {
-    let mask = body.mask.get();
-    if mask & SET_MODE != 0 {
-        set_bits(item, body.mode.get());
-    }
-    if mask & SET_UID != 0 {
-        item.uid = body.uid;
-    }
-    if mask & SET_GID != 0 {
-        item.gid = body.gid;
-    }
-    if mask & SET_ATIME != 0 {
-        item.atime_ns = body.atime_ns;
-    }
-    if mask & SET_MTIME != 0 {
-        item.mtime_ns = body.mtime_ns;
-    }
+    body.change(item);
     changed(item, time_ns);
 }
 
