@@ -1,19 +1,16 @@
 """A program whose log loses the record of one file, and that syncs in some way then: syncs.py FOLDER fsync|syncfs|sync|msync.
 
-Prints whether a sync acknowledged what is lost.
+Does that several times, with two files each: FOLDER/KIND-ROUND-changed and -other. Prints for each time whether a sync acknowledged
+the record.
 """
 import ctypes
 import mmap
 import os
 import sys
 
+ROUNDS = 4
 folder, kind = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
-changed, other = (os.open(f"{folder}/{kind}-{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) for name in ("changed", "other"))
-for file in (changed, other):
-    os.pwrite(file, b"former".ljust(4096), 0)
-    os.fsync(file)
-mapped = mmap.mmap(other, 4096) if kind == "msync" else None
 
 
 def succeeds(sync):
@@ -23,23 +20,30 @@ def succeeds(sync):
         return False
 
 
-def log():
+def former(name):
+    file = os.open(f"{folder}/{kind}-{name}", os.O_RDWR | os.O_CREAT, 0o644)
+    os.pwrite(file, b"former".ljust(4096), 0)
+    # A sync may still tell of the damage of the time before.
+    return file if succeeds(lambda: os.fsync(file)) else former(name)
+
+
+def damage_log():
     for line in open("/proc/self/maps"):
         path = line[line.find("/"):].strip()
         name = os.path.basename(path)
         if name.startswith("log-") and not name.endswith("-locks"):
-            return path
+            size = os.stat(path).st_size
+            os.truncate(path, 0)
+            os.truncate(path, size)
 
 
-os.pwrite(changed, b"latter", 0)
-path = log()
-size = os.stat(path).st_size
-os.truncate(path, 0)
-os.truncate(path, size)
-if kind == "sync":
-    # It tells no program anything.
-    libc.sync()
-ways = {"syncfs": lambda: libc.syncfs(other), "msync": lambda: mapped.flush()}
-synced = succeeds(ways.get(kind, lambda: os.fsync(other)))
-there = os.pread(changed, 6, 0) == b"latter"
-print("acknowledged what is lost" if synced and not there else "right")
+for number in range(ROUNDS):
+    changed, other = (former(f"{number}-{name}") for name in ("changed", "other"))
+    mapped = mmap.mmap(other, 4096) if kind == "msync" else None
+    os.pwrite(changed, b"latter", 0)
+    damage_log()
+    if kind == "sync":
+        # It tells no program anything.
+        libc.sync()
+    ways = {"syncfs": lambda: libc.syncfs(other), "msync": lambda: mapped.flush()}
+    print(succeeds(ways.get(kind, lambda: os.fsync(other))))
