@@ -12,16 +12,19 @@ mod prefix;
 mod processes;
 mod several;
 
-use harness::until;
+use harness::{can_mount, until};
 use prefix::Random;
 use processes::{Job, count, job, say};
 use rustix::process::{Pid, Signal, kill_process};
+use several::alone::in_own_namespace;
 use several::cluster::Chain;
 use several::worker::{self, Said};
 use std::fs::{File, OpenOptions, read_to_string};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+const PYTHON: &str = "/usr/bin/python3";
+const SYNCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/head_logs/syncs.py");
 /// The test that does the jobs.
 const JOBS: &str = "a_worker_says_what_it_did";
 /// A lease that a busy machine does not cost anybody, and the patience with a copy, in ms.
@@ -37,7 +40,6 @@ fn a_worker_says_what_it_did() {
     match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["append", folder] => append(Path::new(folder)),
         ["appended", folder, synced] => appended(Path::new(folder), synced.parse().unwrap()),
-        ["sync-another", folder] => sync_another(Path::new(folder)),
         _ => worker::job(&words),
     }
     std::process::exit(0);
@@ -82,20 +84,6 @@ fn appended(folder: &Path, synced: u64) {
     let missing: Vec<u64> = files.filter(|number| !folder.join(number.to_string()).exists()).collect();
     assert_eq!(missing, [0; 0], "files that were synced");
     say(&format!("there {}", there.len()));
-}
-
-/// A program whose log loses the record of one file, and that syncs another file then.
-fn sync_another(folder: &Path) {
-    let [changed, other] = ["changed", "other"].map(|name| File::create_new(folder.join(name)).unwrap());
-    for file in [&changed, &other] {
-        file.write_all_at(b"former", 0).and_then(|()| file.sync_all()).unwrap();
-    }
-    changed.write_all_at(b"latter", 0).unwrap();
-    let [log, _] = logs_of([std::process::id(); 2]);
-    Damage::Emptied.begin(&log);
-    let synced = other.sync_all().is_ok();
-    let there = std::fs::read(folder.join("changed")).unwrap();
-    say(&format!("synced {synced}, there {}", String::from_utf8_lossy(&there)));
 }
 
 /// Two programs at the node that leads, each in a folder of its own that is on all copies.
@@ -288,15 +276,41 @@ fn a_log_that_is_damaged_while_the_daemon_starts_again_keeps_what_was_acknowledg
     chain.close();
 }
 
+/// A program whose log loses the record of one file, and that syncs in this way then.
+fn lose_and_sync(chain: &Chain, kinds: &[&str]) {
+    let head = chain.until_whole();
+    let node = head.to_string();
+    let folder = chain.path_at(head, "folder");
+    assert_eq!(chain.begin_at(head, JOBS, &["make", &folder]).line().as_deref(), Some("made"));
+    for kind in kinds {
+        let run = |program: &[&str]| chain.hearth(&[&["run", "--node", &node, "--"], program].concat());
+        let synced = run(&[PYTHON, SYNCS, &folder, kind]);
+        for (number, synced) in synced.lines().enumerate() {
+            // The session of the program has ended: if the copy has the record, it is there.
+            let there = run(&["head", "-c", "6", &format!("{folder}/{kind}-{number}-changed")]);
+            assert!(synced == "False" || there == "latter", "{kind} acknowledges what is lost: {there}");
+        }
+        assert_eq!(synced.lines().count(), 4, "{kind}");
+    }
+}
+
 #[test]
-fn a_sync_of_another_file_does_not_succeed_after_a_record_is_lost() {
+fn a_sync_of_another_file_or_of_all_does_not_succeed_after_a_record_is_lost() {
+    let (lease, patience) = LONG;
+    let chain = Chain::on("memory", 2, lease, patience);
+    lose_and_sync(&chain, &["fsync", "syncfs", "sync"]);
+    chain.close();
+}
+
+#[test]
+fn an_msync_does_not_succeed_after_a_record_is_lost() {
+    if !can_mount() || !in_own_namespace("an_msync_does_not_succeed_after_a_record_is_lost") {
+        return;
+    }
     let (lease, patience) = LONG;
     let chain = Chain::on("memory", 2, lease, patience);
     let head = chain.until_whole();
-    let folder = chain.path_at(head, "folder");
-    assert_eq!(chain.begin_at(head, JOBS, &["make", &folder]).line().as_deref(), Some("made"));
-    let said = chain.begin_at(head, JOBS, &["sync-another", &folder]).rest();
-    assert_ne!(said, ["synced true, there former"], "the sync acknowledges what came before it");
-    assert_eq!(said.len(), 1, "{said:?}");
+    chain.hearth(&["mount", "--node", &head.to_string()]);
+    lose_and_sync(&chain, &["msync"]);
     chain.close();
 }

@@ -167,8 +167,10 @@ pub trait Mount: Sync {
     fn sync(&self, file: Handle, data_only: bool) -> Result<()>;
     /// `sync_file_range`.
     fn sync_range(&self, file: Handle, offset: i64, bytes: i64, flags: u32) -> Result<()>;
-    /// `sync`, `syncfs`.
-    fn sync_all(&self) -> Result<()>;
+    /// The part of `msync` that the kernel does not know of: all earlier calls of the process.
+    fn sync_calls(&self) -> Result<()>;
+    /// `syncfs`; `sync` if the program gets no answer (`untold`).
+    fn sync_all(&self, untold: bool) -> Result<()>;
     /// `fallocate`.
     fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()>;
     /// `flock` and `fcntl` locks; may wait for the lock. A child between vfork and exec is an owner of its own.

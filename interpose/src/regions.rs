@@ -86,6 +86,12 @@ pub fn has(inode: u64) -> bool {
     RegionsLock::take().regions().iter().any(|region| region.inode == inode)
 }
 
+/// Whether a file is mapped somewhere in a range of memory.
+pub fn overlaps(start: u64, bytes: u64) -> bool {
+    let end = end_of(start, bytes);
+    RegionsLock::take().regions().iter().any(|region| region.start < end && start < region.end)
+}
+
 /// Notes that a file was mapped.
 pub fn add(start: u64, bytes: u64, inode: u64) {
     let lock = RegionsLock::take();
@@ -97,9 +103,9 @@ pub fn add(start: u64, bytes: u64, inode: u64) {
 
 /// Notes that a range of memory was unmapped.
 pub fn remove(start: u64, bytes: u64) {
-    let lock = RegionsLock::take();
-    let end = end_of(start, bytes);
-    if lock.regions().iter().any(|region| region.start < end && start < region.end) {
+    if overlaps(start, bytes) {
+        let lock = RegionsLock::take();
+        let end = end_of(start, bytes);
         lock.set(without(lock.regions(), start, end));
     }
 }
@@ -137,6 +143,7 @@ mod tests {
         assert!(!any() && !has(5));
         add(10 * PAGE, 3 * PAGE - 1, 5);
         add(20 * PAGE, PAGE, 6);
+        assert!(overlaps(12 * PAGE, 1) && overlaps(0, 10 * PAGE + 1) && !overlaps(13 * PAGE, 7 * PAGE));
         let before = generation();
         assert!(any() && has(5) && has(6) && before > 0);
         remove(13 * PAGE, PAGE);

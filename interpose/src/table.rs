@@ -170,7 +170,7 @@ pub static ROWS: &[Row] = &[
     row(23, "select", Always(waits::select)),
     row(24, "sched_yield", Passes(PROCESSES)),
     row(25, "mremap", Memory(maps::mremap)),
-    row(26, "msync", Passes(MEMORY)),
+    row(26, "msync", Memory(maps::msync)),
     row(27, "mincore", Passes(MEMORY)),
     row(28, "madvise", Passes(MEMORY)),
     row(29, "shmget", Passes(MEMORY)),

@@ -239,7 +239,11 @@ pub enum Sync {
     File(InodeNumber),
     /// All earlier changes of the tree.
     Everything,
-    /// All earlier changes of this process, for no program that asks: a loss is told by the next sync of a program.
+    /// The same, for a program that gets no answer: a loss is told by its next sync.
+    EverythingUntold,
+    /// All earlier changes of this process.
+    Process,
+    /// The same, for no program that asks: a loss is told by the next sync of a program.
     Own,
 }
 

@@ -255,14 +255,14 @@ pub fn sync_file_range(call: &Call) -> Answer {
 
 /// `sync`: of the mount, then of the kernel.
 pub fn sync(_call: &Call) -> Answer {
-    mount().sync_all()?;
+    mount().sync_all(true)?;
     Err(Refusal::Pass)
 }
 
 /// `syncfs`
 pub fn syncfs(call: &Call) -> Answer {
     call.open_file(0)?;
-    mount().sync_all()?;
+    mount().sync_all(false)?;
     Ok(0)
 }
 

@@ -140,6 +140,17 @@ fn share(call: &Call, fd: i32, inode: u64) -> Answer {
     Ok(start)
 }
 
+/// `msync`, while a file of the tree is mapped: as after `fsync`, all earlier calls of the process are durable.
+pub fn msync(call: &Call) -> Answer {
+    let [start, length, flags, ..] = call.arguments;
+    // SAFETY: the program's own call.
+    let done = unsafe { raw::try_call(libc::SYS_msync, &[start, length, flags]) }?;
+    if flags as i32 & libc::MS_SYNC != 0 && regions::overlaps(start, length) {
+        mount().sync_calls()?;
+    }
+    Ok(done)
+}
+
 /// `munmap`, while a file of the tree is mapped.
 pub fn munmap(call: &Call) -> Answer {
     let [start, length, ..] = call.arguments;

@@ -184,8 +184,13 @@ impl Mount for Tree {
         self.client()?.sync_file_range(self.file(&file)?, offset, bytes, flags).map_err(errno_of)
     }
 
-    fn sync_all(&self) -> Result<()> {
-        self.client()?.sync().map_err(errno_of)
+    fn sync_calls(&self) -> Result<()> {
+        self.client()?.sync_process().map_err(errno_of)
+    }
+
+    fn sync_all(&self, untold: bool) -> Result<()> {
+        let vfs = self.client()?;
+        if untold { vfs.sync_untold() } else { vfs.sync() }.map_err(errno_of)
     }
 
     fn allocate(&self, file: Handle, mode: i32, offset: i64, bytes: i64) -> Result<()> {

@@ -167,12 +167,28 @@ impl<E: Engine> Vfs<E> {
         self.subject(subject, |_, _| Ok(self.engine.statfs()?))
     }
 
-    /// Makes all earlier changes durable (`sync`, `syncfs`).
+    /// Makes all earlier changes durable (`syncfs`).
     ///
     /// # Errors
     /// Those of [`Engine::sync`].
     pub fn sync(&self) -> Result<(), Error> {
         self.engine.sync(SyncWhat::Everything)
+    }
+
+    /// The same for a program that gets no answer (`sync`).
+    ///
+    /// # Errors
+    /// Those of [`Engine::sync`].
+    pub fn sync_untold(&self) -> Result<(), Error> {
+        self.engine.sync(SyncWhat::EverythingUntold)
+    }
+
+    /// Makes all earlier changes of this process durable (`msync`, which persists the stores to a mapping elsewhere).
+    ///
+    /// # Errors
+    /// Those of [`Engine::sync`].
+    pub fn sync_process(&self) -> Result<(), Error> {
+        self.engine.sync(SyncWhat::Process)
     }
 
     fn replace_cwd(&self, node: InodeNumber) {

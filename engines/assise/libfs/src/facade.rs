@@ -305,7 +305,10 @@ impl Engine for LibFs {
     fn sync(&self, what: Sync) -> Result<()> {
         match what {
             Sync::Data(node) | Sync::File(node) => self.sync_node(node),
-            Sync::Everything => self.sync_everything(),
+            Sync::Everything => self.sync_everything().and_then(|()| self.tell_losses()),
+            Sync::EverythingUntold => self.sync_everything(),
+            // Under a lease that other programs do not want.
+            Sync::Process => self.persist(InodeNumber::ROOT).and_then(|()| self.tell_losses()),
             Sync::Own => self.persist(InodeNumber::ROOT),
         }
     }
@@ -382,7 +385,12 @@ impl LibFs {
         if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) }
     }
 
-    /// The same, and says nothing of losses.
+    /// An error if records of any file were lost, and no sync has failed since.
+    fn tell_losses(&self) -> Result<()> {
+        if self.state().losses.take_any() { Err(Error::Io) } else { Ok(()) }
+    }
+
+    /// [`Self::sync_node`] that says nothing of losses.
     fn persist(&self, node: InodeNumber) -> Result<()> {
         for _ in 0..self.limits.attempts {
             if self.sync_in_session(node)? {
@@ -437,7 +445,6 @@ impl LibFs {
         for _ in 0..self.limits.attempts {
             let line = self.line()?;
             match self.call(&line, CallKind::SyncAll, &[], &mut Vec::new())? {
-                Status::Ok if self.state().losses.take_any() => return Err(Error::Io),
                 Status::Ok => return Ok(()),
                 Status::Sealed => {}
                 refused => return Err(error_of(refused)),

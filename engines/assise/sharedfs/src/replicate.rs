@@ -170,14 +170,6 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until the copies have all that is committed now.
-    ///
-    /// # Errors
-    /// As [`Self::reach`].
-    pub fn reach_all(&self) -> Result<(), Error> {
-        self.reach_all_by(Waiting::for_all(None))
-    }
-
     /// Waits until one copy has all that is committed now. Calls wait for it meanwhile: it is not waited for here beyond the end
     /// of its connection, so that it may be connected again, or forgotten.
     fn bring_up(&self, node: NodeId) -> Result<(), Error> {
@@ -189,16 +181,22 @@ impl Core {
         }
     }
 
-    fn reach_all_by(&self, waiting: Waiting) -> Result<(), Error> {
+    /// Waits until the copies have all that is committed now. Gives the sessions whose logs have fewer records than their programs have
+    /// committed: the copies cannot get the others.
+    fn reach_all_by(&self, waiting: Waiting) -> Result<Vec<SessionId>, Error> {
+        let mut short = Vec::new();
         let sessions: Vec<(SessionId, Sequence)> = {
             let state = self.state.lock();
             state.sessions.iter().map(|(id, session)| (*id, session.shared.committed())).collect()
         };
         for (id, up_to) in sessions {
-            self.reach_log(id, up_to, Sequence::new(0), waiting)?;
+            if let Reached::Until(_) = self.reach_log(id, up_to, Sequence::new(0), waiting)? {
+                short.push(id);
+            }
         }
         let last = self.state.lock().copy.ledger.last();
-        self.reach_entry(last, waiting)
+        self.reach_entry(last, waiting)?;
+        Ok(short)
     }
 
     /// A member counts as a copy no more.
@@ -452,12 +450,22 @@ impl Core {
             }
             Err(_) => return Err(Status::Media),
         }
-        let state = self.state.lock();
-        if let Some(session) = state.sessions.get(&id) {
-            let asked = self.copies.are_asked();
-            session.shared.daemon.publish_replication(asked, (up_to, request.entry.max(session.right)));
-        }
+        let mut state = self.state.lock();
+        // If the session ended meanwhile, the next one says which records counted.
+        let session = state.live(id)?;
+        let asked = self.copies.are_asked();
+        session.shared.daemon.publish_replication(asked, (up_to, request.entry.max(session.right)));
         Ok(())
+    }
+
+    /// [`format::call::CallKind::SyncAll`], whose logs and ledger are synced here. Sessions end as in [`Self::sync_copies`], those of
+    /// other programs, too.
+    pub fn sync_copies_of_all(&self, id: SessionId) -> Result<(), Status> {
+        let short = self.reach_all_by(Waiting::for_all(None)).map_err(|_| Status::Media)?;
+        for short in short {
+            self.terminate(short, TerminationReason::Cut(NO_FRAME));
+        }
+        self.state.lock().live(id).map(|_| ())
     }
 
     /// One round of the background stream to a copy: something of each log that it lacks, and the ledger.
@@ -556,9 +564,4 @@ impl State {
         }
         reusable
     }
-}
-
-/// The status of a call that waited for copies.
-pub(crate) fn status_of(result: Result<(), Error>) -> Result<(), Status> {
-    result.map_err(|_| Status::Media)
 }

@@ -148,11 +148,10 @@ impl Core {
 }
 
 impl State {
-    /// Notes that the last records of a session do not count, unless its process was only interrupted in a record, or the
-    /// session was ended by force: the process may have been told already that they were persisted.
+    /// Notes that the last records of a session do not count, unless the session was ended by force, which is noted already. The process
+    /// had committed them: if it was interrupted in a record, that record is behind the commit word.
     fn note_last_cut(&mut self, id: SessionId, reason: CutReason) {
-        let is_told = self.terminations.iter().any(|told| told.session == id.0);
-        if is_told || matches!(reason, CutReason::Decode(_)) {
+        if self.terminations.iter().any(|told| told.session == id.0) {
             return;
         }
         let uid = self.sessions.get(&id).map_or(0, |session| session.caller.uid);

@@ -5,7 +5,6 @@
 //! and answered by a thread that does nothing else. The state's lock is held across no sync.
 
 use crate::error::Error;
-use crate::replicate::status_of;
 use crate::session::Shared;
 use crate::short::SHORT;
 use crate::state::Core;
@@ -139,7 +138,7 @@ impl Core {
             return Err(SHORT);
         }
         match wanted {
-            Wanted::All => status_of(self.reach_all())?,
+            Wanted::All => self.sync_copies_of_all(id)?,
             _ => self.sync_copies(id, body)?,
         }
         // A copy that counts no more was waited for by nobody; that there are too few was said before.

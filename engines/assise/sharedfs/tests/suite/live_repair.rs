@@ -6,7 +6,7 @@ use crate::hostile_copies::assert_level;
 use crate::pair::{COPY, Pair, sync};
 use crate::repair::{APART, SYNCED, Undigested};
 use format::NodeId;
-use format::call::Status;
+use format::call::{CallKind, Status};
 use pmem::Recorder;
 use pmem::ring::RingPosition;
 
@@ -68,6 +68,42 @@ fn an_fsync_of_records_that_are_lost_before_the_copy_has_them_fails() {
     both.assert_records();
     assert_eq!(both.pair.daemon.terminations().len(), 1);
     assert_eq!(both.pair.daemon.repaired(), [], "the copy has no more than is here");
+}
+
+/// No call of the program fails after that: the node says it.
+#[test]
+fn records_of_a_program_that_ends_and_are_lost_before_the_copy_has_them_are_reported() {
+    let mut both = Undigested::new();
+    let last = both.client.ring.tail();
+    assert!(both.client.write(both.file, 3 * APART, b"lost"));
+    lose(&both.client, last);
+    both.pair.daemon.end(both.client.session);
+    let [ended] = &both.pair.daemon.terminations()[..] else { panic!("it is reported once") };
+    assert!(ended.reason.starts_with("Cut("), "{ended:?}");
+    both.assert_records();
+    // Without damage nothing is.
+    let both = Undigested::new();
+    both.pair.daemon.end(both.client.session);
+    assert_eq!(both.pair.daemon.terminations(), []);
+}
+
+/// A sync of everything fails in the same way. That of another program succeeds: the loss is told to the program whose log it is.
+#[test]
+fn a_sync_of_everything_ends_sessions_whose_records_are_lost_before_the_copy_has_them() {
+    for is_of_other in [false, true] {
+        let mut both = Undigested::new();
+        let last = both.client.ring.tail();
+        assert!(both.client.write(both.file, 3 * APART, b"lost"));
+        lose(&both.client, last);
+        let other = Client::attach_as(&both.pair.daemon, user(0), 2);
+        let (calls, answer) = match is_of_other {
+            true => (&other, Ok(Vec::new())),
+            false => (&both.client, Err(Status::Sealed)),
+        };
+        assert_eq!(calls.call(CallKind::SyncAll, &[]), answer);
+        assert_eq!(both.pair.daemon.terminations().len(), 1);
+        both.assert_records();
+    }
 }
 
 /// The program goes on writing over its log while it is fetched: it has the former file.
