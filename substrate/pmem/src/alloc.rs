@@ -209,6 +209,11 @@ impl BlockAllocator {
         Some(first * CHUNK_BLOCKS..self.blocks_of(first + more).end)
     }
 
+    /// Whether chunks are free that are no idle ones yet.
+    pub fn has_resting_chunks(&self) -> bool {
+        self.released.iter().any(|chunk| self.is_free_chunk(*chunk))
+    }
+
     /// From here on time is measured for [`Self::idle_chunks`].
     pub fn note_time(&mut self) {
         self.released.clear();

@@ -330,6 +330,11 @@ impl Area {
         self.space.give_back(bytes_max)
     }
 
+    /// Whether [`Self::give_back`] could give back more if time had passed.
+    pub fn has_resting_blocks(&self) -> bool {
+        self.space.has_resting_blocks()
+    }
+
     /// From here on time is measured for [`Self::give_back`].
     pub fn note_time(&mut self) {
         self.space.note_time();

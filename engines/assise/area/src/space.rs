@@ -196,6 +196,12 @@ impl Space {
         Ok(given)
     }
 
+    /// Whether time passes before more could be given back.
+    pub fn has_resting_blocks(&self) -> bool {
+        let own = self.segments.values().filter(|segment| segment.file.owner != OWNER_DAEMON);
+        own.into_iter().any(|segment| segment.allocator.has_resting_chunks())
+    }
+
     /// Blocks that are free from here on keep their space until the next call.
     pub fn note_time(&mut self) {
         self.segments.values_mut().for_each(|segment| segment.allocator.note_time());

@@ -67,7 +67,7 @@ impl Core {
                 file.give(self.pool, life, caller.uid);
                 file
             }
-            None => Arc::new(self.make_log(life, caller.uid)?),
+            None => Arc::new(self.make_needed_log(life, caller.uid)?),
         };
         let beginning = Beginning {
             log,
