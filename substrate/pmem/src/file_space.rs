@@ -3,11 +3,35 @@
 //! Guarantees: where space was allocated no store finds the medium full, until it is given back.
 
 use crate::MediaError;
+use crate::medium::Class;
 use crate::outstanding::note_progress;
+use crate::region::LARGE_PAGE_BYTES;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+
+/// The part of a file that gets space with this one, on a file system with a page cache: a large page of the cache may have several
+/// blocks, and a store to one of them fails on a full disk if another has no space.
+pub(crate) fn whole_pages(class: Class, range: Range<u64>, file_bytes: u64) -> Range<u64> {
+    match class {
+        Class::Memory | Class::Recorded => range,
+        Class::File => {
+            range.start / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
+                ..range.end.next_multiple_of(LARGE_PAGE_BYTES).min(file_bytes).max(range.end)
+        }
+    }
+}
+
+/// The whole pages within a part.
+pub(crate) fn pages_within(class: Class, range: Range<u64>) -> Range<u64> {
+    match class {
+        Class::Memory | Class::Recorded => range,
+        Class::File => {
+            range.start.next_multiple_of(LARGE_PAGE_BYTES)..range.end / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
+        }
+    }
+}
 
 /// Sets the length of a new file, and allocates space for its first `reserved` bytes.
 pub(crate) fn allocate(file: &OwnedFd, (bytes, reserved): (u64, u64)) -> Result<(), MediaError> {

@@ -6,7 +6,7 @@
 //! before the first store there ([`Medium::create_in_steps`]).
 
 use crate::MediaError;
-use crate::file_space::allocate;
+use crate::file_space::{allocate, whole_pages};
 use crate::guard::{self, Watch};
 use crate::held::{HELD_FILE, HeldSpace, with_held, with_held_of};
 use crate::outstanding::{Operation, StallMeter};
@@ -182,7 +182,7 @@ impl Medium {
         match &self.0 {
             Kind::Folder(folder) => {
                 let _operation = folder.begin();
-                folder.create(name, (bytes, reserved))
+                folder.create(name, (bytes, whole_pages(folder.class, 0..reserved, bytes).end))
             }
             Kind::Recorded(recorder) => recorder.create(name, (bytes, reserved)),
         }
@@ -284,6 +284,11 @@ impl Medium {
         }
     }
 
+    /// The least space that a file gets, in bytes, unless it is shorter.
+    pub fn space_unit(&self) -> u64 {
+        whole_pages(self.class(), 0..1, u64::MAX).end
+    }
+
     /// Bytes that the pool holds; `None` if the medium is never full.
     pub fn held_bytes(&self) -> Option<u64> {
         match &self.0 {
@@ -334,7 +339,9 @@ impl Medium {
         operation: impl FnMut() -> Result<T, MediaError>,
     ) -> Result<T, MediaError> {
         match &self.0 {
-            Kind::Folder(folder) => with_held_of(&folder.held, bytes, operation),
+            Kind::Folder(folder) => {
+                with_held_of(&folder.held, whole_pages(folder.class, 0..bytes, u64::MAX).end, operation)
+            }
             Kind::Recorded(recorder) => {
                 with_held(bytes, |bytes| Ok(recorder.take_held(bytes) > 0), operation)
             }

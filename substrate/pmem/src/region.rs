@@ -12,7 +12,7 @@
 
 use crate::copy::{Fault, Sink, Source};
 use crate::counters::{Counters, Counts, add};
-use crate::file_space::{give_back, read_at, reserve};
+use crate::file_space::{give_back, pages_within, read_at, reserve, whole_pages};
 use crate::filled::Filled;
 use crate::fold::{self, FoldState, Folder};
 use crate::guard::{CopyGuard, Guard, Watch};
@@ -115,7 +115,7 @@ impl Region {
         match &self.0.backing {
             Backing::Mapped { file: Some(file), filled, guard, .. } => {
                 let _operation = begin(guard);
-                reserve(file.as_fd(), range)?;
+                reserve(file.as_fd(), whole_pages(self.0.class, range, self.0.bytes))?;
                 filled.as_ref().map_or(Ok(()), |filled| filled.note_space(file))
             }
             Backing::Mapped { .. } => Ok(()),
@@ -131,6 +131,10 @@ impl Region {
         match &self.0.backing {
             Backing::Mapped { file: Some(file), filled, guard, .. } => {
                 let _operation = begin(guard);
+                let range = pages_within(self.0.class, range);
+                if range.is_empty() {
+                    return Ok(());
+                }
                 give_back(file.as_fd(), range)?;
                 filled.as_ref().map_or(Ok(()), |filled| filled.note_space(file))
             }

@@ -503,13 +503,14 @@ impl Space {
             self.remove_file(id)?;
         }
         let id = self.next;
-        self.next = SegmentId::new(id.get().checked_add(1).ok_or(AreaError::NoSpace)?);
+        let next = SegmentId::new(id.get().checked_add(1).ok_or(AreaError::NoSpace)?);
         let name = segment_file(id);
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
         let before_data = in_file - blocks;
         let (region, provided) =
             create_file(&self.medium, &name, (in_file, before_data, self.step_blocks), supply)?;
+        self.next = next;
         let base = made.commit.get().checked_sub(1).expect("commits are counted from 1");
         let superblock = Superblock {
             magic: MAGIC,

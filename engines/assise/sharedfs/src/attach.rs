@@ -79,6 +79,7 @@ impl Core {
             pid,
             started: self.host.started(pid),
         };
+        self.hold_for_session();
         let registered = Shared::new(&self.host, &self.config).and_then(|shared| {
             let shared = Arc::new(shared);
             Ok((self.register(beginning, &file, &shared, former)?, shared))

@@ -130,7 +130,7 @@ const FILE_BYTES_MIN: u64 = 2 * format::BLOCK_BYTES as u64;
 const REPLACE_RESERVE_PART: u64 = 64;
 
 /// At most this part of the capacity is held as spare.
-const HELD_SPARE_PART: u64 = 8;
+const HELD_SPARE_PART: u64 = 4;
 
 impl Config {
     /// Blocks that are promised only for records that replace blocks.

@@ -23,8 +23,8 @@ use std::time::Duration;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Logs for which the base has space: of programs that begin on a full medium, to remove files.
 const LOGS: u64 = 2;
-/// Chunks of segments in the base: a chunk may be provided for one block, and a segment has a header.
-const CHUNKS: u64 = 8;
+/// Parts of segments in the base: a part gets its space for one block, and a segment has a header.
+const PARTS: u64 = 4;
 /// One of so many held blocks is for headers of segments.
 const HEADER_PART: u64 = 256;
 /// So much is held at once: the kernel provides it in about a millisecond.
@@ -59,11 +59,13 @@ pub(crate) struct PoolSpace {
 
 impl PoolSpace {
     pub fn of(medium: &Medium, config: &Config) -> Self {
-        let chunks = CHUNKS * u64::from(CHUNK_BLOCKS) * BLOCK;
-        let base_without_logs = chunks + REGISTER_BYTES_MIN;
+        let unit = medium.space_unit();
+        let part = unit.max(u64::from(CHUNK_BLOCKS) * BLOCK);
+        let base_without_logs = PARTS * part + REGISTER_BYTES_MIN;
+        let log_bytes = config.log_bytes.next_multiple_of(unit) + BLOCK;
         Self {
             medium: medium.clone(),
-            base: base_without_logs + LOGS * (config.log_bytes + BLOCK),
+            base: base_without_logs + LOGS * log_bytes,
             base_without_logs,
             replacing: config.replace_reserve() * BLOCK,
             spare: config.held_spare(),
@@ -252,6 +254,22 @@ impl Core {
         };
         let mut holding = self.holding.lock();
         space.step(&mut holding, (blocks, granted), (now, is_idle), || self.area.try_lock())
+    }
+
+    /// Holds space for the blocks that a session begins with, as far as there is too little.
+    pub fn hold_for_session(&self) {
+        let (space, blocks, provided) = {
+            let state = self.state.lock();
+            let free = &state.copy.free;
+            let Some(space) = free.space.clone() else { return };
+            (
+                space,
+                state.room.reserved() + self.config.room_blocks + self.config.replace_reserve(),
+                free.provided,
+            )
+        };
+        // If there is no space, the session begins with less.
+        let _ = space.has(blocks, provided);
     }
 
     /// Holds some space at once for a request for so many blocks that found too few held. True if there is some.
