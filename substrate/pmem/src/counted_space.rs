@@ -35,6 +35,13 @@ impl CountedSpace {
         self.0.as_ref().map(|limited| limited.left * UNIT)
     }
 
+    /// Nothing is left.
+    pub fn fill(&mut self) {
+        if let Some(limited) = &mut self.0 {
+            limited.left = 0;
+        }
+    }
+
     pub fn held(&self) -> Option<u64> {
         self.0.as_ref().map(|limited| limited.held * UNIT)
     }

@@ -263,6 +263,11 @@ impl Recorder {
         self.state().space = CountedSpace::of(bytes);
     }
 
+    /// Another program takes all space that is left.
+    pub fn fill_space(&self) {
+        self.state().space.fill();
+    }
+
     /// Bytes for which the medium has space, held ones not included; `None` without a limit.
     pub fn space_left(&self) -> Option<u64> {
         self.state().space.left()

@@ -26,7 +26,7 @@ const LOGS: u64 = 2;
 /// Parts of segments in the base: a part gets its space for one block, and a segment has a header.
 const PARTS: u64 = 4;
 /// One of so many held blocks is for headers of segments.
-const HEADER_PART: u64 = 256;
+const HEADER_PART: u64 = 128;
 /// So much is held at once: the kernel provides it in about a millisecond.
 const STEP_BYTES: u64 = 4 << 20;
 /// The least, where there is little.
@@ -75,8 +75,11 @@ impl PoolSpace {
     /// Blocks that may be reserved, where the daemon's segments have space for so many; those for replacing included.
     pub fn backed(&self, provided: u64) -> u64 {
         let Some(held) = self.medium.held_bytes() else { return u64::MAX };
-        let blocks = held.saturating_sub(self.base) / BLOCK;
-        provided + (blocks - blocks.div_ceil(HEADER_PART))
+        match held.checked_sub(self.base) {
+            Some(beyond) => provided + (beyond / BLOCK - (beyond / BLOCK).div_ceil(HEADER_PART)),
+            // A chunk of a segment got its space from the base: its blocks are the base now.
+            None => provided.saturating_sub((self.base - held).div_ceil(BLOCK)),
+        }
     }
 
     /// Blocks for which the medium has space that is not held.
@@ -281,5 +284,105 @@ impl Core {
     /// Whether the medium lacks space that the pool should hold.
     pub fn lacks_space(&self) -> bool {
         self.holding.lock().is_short
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::room::{Free, Room};
+    use area::{FreeBlocks, Usage};
+    use ccnvm::SessionId;
+    use pmem::Recorder;
+
+    const RESERVE_TO_REPLACE: u64 = 64;
+
+    /// Free space in a pool that is nearly empty, and of which so many blocks have space.
+    fn free(space: &PoolSpace, provided: u64) -> Free {
+        let usage = Usage {
+            blocks: 100_000,
+            blocks_free: 90_000,
+            blocks_unmade: 80_000,
+            nodes: 9000,
+            nodes_free: 9000,
+            inodes: 1,
+        };
+        let blocks = FreeBlocks { shared: 90_000, own: [(7, 500)].into() };
+        Free { usage, blocks, provided, space: Some(space.clone()) }
+    }
+
+    #[test]
+    fn no_more_is_reserved_than_is_held_beyond_the_base() {
+        let recorder = Recorder::new();
+        recorder.limit_space(100 << 20);
+        let medium = recorder.medium();
+        let config = Config { replace_reserve_max: RESERVE_TO_REPLACE, ..Config::default() };
+        let space = PoolSpace::of(&medium, &config);
+        let mut room = Room::new(16, RESERVE_TO_REPLACE);
+        let [one, two] = [1, 2].map(SessionId);
+        room.begin(one, 7);
+        room.begin(two, 8);
+        medium.hold(space.base).unwrap();
+        assert_eq!(
+            (space.backed(0), room.promise(one, 1000, &free(&space, 0))),
+            (0, 0),
+            "the base is for none"
+        );
+        medium.hold(512 * BLOCK).unwrap();
+        let full = free(&space, 100);
+        assert_eq!(space.backed(100), 100 + 512 - 4);
+        // A user's own free blocks need no shared ones of the pool, but space as all others.
+        assert_eq!(room.promise(one, 1000, &full), 608 - RESERVE_TO_REPLACE);
+        assert_eq!((room.promise(two, 1, &full), room.missing_in_medium(two, 5, &full)), (0, 5));
+        assert_eq!(room.promise_to_replace(two, 8, &full), 8);
+        assert!(!room.lend(1, &full));
+        // What a batch took of the held space has space in segments then.
+        medium.hold_at_most(medium.held_bytes().unwrap() - 256 * BLOCK).unwrap();
+        room.end_batch(one, 200);
+        assert_eq!(room.promise(one, 1000, &free(&space, 100 + 256 - 200)), 0);
+        room.end(one);
+        assert_eq!(room.promise(two, 1000, &free(&space, 0)), 512 - 256 - 2 - 8 - RESERVE_TO_REPLACE);
+    }
+
+    #[test]
+    fn programs_that_begin_on_a_full_medium_have_logs_and_what_is_reserved_stays() {
+        let recorder = Recorder::new();
+        recorder.limit_space(100 << 20);
+        let (medium, config) = (recorder.medium(), Config::default());
+        let space = PoolSpace::of(&medium, &config);
+        medium.hold(space.base + with_headers(100)).unwrap();
+        recorder.fill_space();
+        let log = || space.has_log(config.log_bytes, (100, 0)) && recorder.space_left() == Some(0);
+        for _ in 0..LOGS {
+            assert!(log());
+            medium.hold_at_most(medium.held_bytes().unwrap() - config.log_bytes - BLOCK).unwrap();
+            recorder.fill_space();
+        }
+        assert!(!log() && !space.has(101, 0));
+    }
+
+    #[test]
+    fn the_spare_grows_with_what_is_reserved_and_is_given_up_when_nothing_is() {
+        let recorder = Recorder::new();
+        recorder.limit_space(500 << 20);
+        let (medium, config) = (recorder.medium(), Config::default());
+        let space = PoolSpace::of(&medium, &config);
+        space.hold_at_start((0, 0));
+        let spare = config.held_spare();
+        assert_eq!(medium.held_bytes(), Some(space.wanted((0, 0), spare)));
+        let (mut holding, mut ms) = (Holding::default(), 1);
+        let mut until_done = |blocks, granted, is_idle| {
+            ms += 200;
+            let now = (Time::from_ns(ms * 1_000_000), is_idle);
+            let step =
+                |holding: &mut Holding| space.step(holding, (blocks, granted), now, || None::<&mut Area>);
+            while step(&mut holding) == HoldStep::More {}
+            medium.held_bytes().unwrap()
+        };
+        assert_eq!(until_done((5000, 0), 20_000, false), space.wanted((5000, 0), SPARE_GROWTH * spare));
+        assert_eq!(until_done((5000, 0), 20_000, true), space.wanted((5000, 0), spare));
+        recorder.fill_space();
+        let held = until_done((50_000, 0), 65_000, false);
+        assert!(held == medium.held_bytes().unwrap() && holding.is_short);
     }
 }
