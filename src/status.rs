@@ -56,6 +56,9 @@ pub struct NodeStatus {
     /// Of these, what programs of the daemon's user can still take: the figure of `df`.
     #[serde(default)]
     pub blocks_available: Option<u64>,
+    /// The medium lacks space that the pool should hold: writes that need new space may get ENOSPC.
+    #[serde(default)]
+    pub medium_is_full: bool,
     /// Inodes in use.
     pub inodes: u64,
     /// Root commits since the pool was made.

@@ -1,5 +1,5 @@
 //! A node that leads, or is to lead, and cannot: its medium fails under its daemon or does not answer, a file of its pool is cut, replaced
-//! or damaged, or its disk is full. Another node in sync leads, programs go on there with all that was synced, and `hearth status` tells what
+//! or damaged. Another node in sync leads, programs go on there with all that was synced, and `hearth status` tells what
 //! failed at which node. A node that has the only copy keeps it, says so, and asks the manager for nothing.
 
 #![forbid(unsafe_code)]
@@ -63,8 +63,6 @@ enum Fault {
     Replaced(&'static str),
     /// All nodes of the tree are damaged, and a daemon has to read them: the one before it dies.
     Damaged,
-    /// The disk of the pool is full.
-    Full,
 }
 
 /// The maps and nodes of the tree begin here.
@@ -106,15 +104,6 @@ impl Fault {
                 (NODES_FROM..end).step_by(4096).for_each(|at| tree.write_all_at(&junk, at).unwrap());
                 daemon.kill();
             }
-            Self::Full => {
-                let full = pool(chain, node, "full");
-                let fill = format!("dd if=/dev/zero of={} bs=4096 2>/dev/null || true", full.display());
-                limited(&["sh", "-c"], &[&fill]).expect_success();
-                // The data that finds room in the program's log finds none where it is digested to.
-                let poured = format!("of={}", chain.path_at(node, "poured"));
-                let pour = ["dd", "if=/dev/zero", &poured, "bs=65536", "count=500"];
-                chain.try_hearth(&[&["run", "--node", &node.to_string(), "--"], &pour[..]].concat());
-            }
         }
     }
 
@@ -122,7 +111,6 @@ impl Fault {
     fn mend(self, chain: &Chain, node: u32) {
         match self {
             Self::Device | Self::Hung => chain.mend_device(node),
-            Self::Full => std::fs::remove_file(pool(chain, node, "full")).unwrap(),
             // The pool is of no use.
             Self::Cut(_) | Self::Damaged | Self::Replaced(_) => {
                 chain.try_hearth(&["down", "--node", &node.to_string(), "--hard"]);
@@ -139,7 +127,6 @@ impl Fault {
             Self::Hung => "has not answered for",
             Self::Cut(file) | Self::Replaced(file) => file,
             Self::Damaged => "area",
-            Self::Full => "no space",
         }
     }
 }
@@ -229,9 +216,10 @@ fn a_head_whose_device_does_not_answer_gives_the_lead_to_a_copy() {
     chain.close();
 }
 
+/// A full disk is no failure: writes that need new space fail, and the node leads on.
 #[test]
-fn a_head_whose_disk_is_full_gives_the_lead_to_a_copy() {
-    if !in_own_namespace("a_head_whose_disk_is_full_gives_the_lead_to_a_copy") {
+fn a_head_whose_disk_is_full_leads_on() {
+    if !in_own_namespace("a_head_whose_disk_is_full_leads_on") {
         return;
     }
     let (lease, patience) = LONG;
@@ -239,7 +227,21 @@ fn a_head_whose_disk_is_full_gives_the_lead_to_a_copy() {
     chain.end(1);
     give_own_disk(&format!("{}/node-1/pool", chain.dir()), DISK_MIB);
     chain.all_back();
-    fails(&chain, 1, Fault::Full, 700);
+    lead(&chain, 1);
+    let full = pool(&chain, 1, "full");
+    let fill = format!("dd if=/dev/zero of={} bs=4096 2>/dev/null || true", full.display());
+    limited(&["sh", "-c"], &[&fill]).expect_success();
+    let run = |script: &str| chain.hearth(&["run", "--node", "1", "--", "sh", "-c", script]);
+    let [kept, poured] = ["kept", "poured"].map(|name| chain.path_at(1, name));
+    run(&format!("echo kept > {kept}; sync {kept}"));
+    let pour = format!("dd if=/dev/zero of={poured} bs=65536 conv=fsync");
+    assert_eq!(run(&format!("LC_ALL=C {pour} 2>&1 | grep -c 'No space left'")).trim(), "1");
+    assert_eq!((chain.leader(), chain.failure(1).trim()), (Some(1), ""));
+    run(&format!("mv {kept} {kept}-moved; mv {kept}-moved {kept}; sync {kept}; rm {poured}"));
+    std::fs::remove_file(full).unwrap();
+    until("there is space again", || run(&format!("echo more >> {kept} && echo done")).contains("done"));
+    assert_eq!(chain.until_whole(), 1);
+    chain.until_equal();
     chain.close();
 }
 

@@ -3,6 +3,7 @@
 use crate::commands::daemon::spawn;
 use crate::error::{Error, Result};
 use cluster::View;
+use format::mirror::MirrorRefusal;
 use format::wire::RefusalReason;
 use format::{Epoch, NodeId};
 use ipc::sync::Ordering;
@@ -176,6 +177,9 @@ fn is_passing(reason: RefusalReason) -> bool {
 fn is_of_copy(why: &sharedfs::Error) -> bool {
     use mirror::Error::{Import, ImportRoom, Media, PoolRoom, TreeGivenUp, TreeKept};
     let sharedfs::Error::Copy(_, why) = why else { return false };
+    if *why == mirror::Error::Refused(MirrorRefusal::Space) {
+        return true;
+    }
     matches!(why, Media(_) | Import(_) | ImportRoom | TreeGivenUp | TreeKept(_) | PoolRoom)
 }
 

@@ -87,6 +87,7 @@ impl Member {
             blocks: usage.blocks,
             blocks_free: usage.blocks_free,
             blocks_available: Some(usage.blocks_free),
+            medium_is_full: self.begun.standby.lacks_space(),
             inodes: usage.inodes,
             commits: commit.get(),
             ..status

@@ -542,6 +542,7 @@ fn status(cluster: &Cluster, node: &Node, daemon: &Daemon, failure: Option<Strin
         blocks: usage.blocks,
         blocks_free: usage.blocks_free,
         blocks_available: Some(daemon.free_blocks(rustix::process::geteuid().as_raw())),
+        medium_is_full: daemon.lacks_space(),
         inodes: usage.inodes,
         commits: daemon.commit().get(),
         requests: daemon.requests(),

@@ -190,6 +190,13 @@ fn problems(cluster: &Cluster, node: &Node, status: &NodeStatus, mount: Stand) -
         )),
         _ => {}
     }
+    if status.medium_is_full && !status.stopped {
+        problems.push(format!(
+            "the medium of its pool {} is full or nearly full: writes that need new space may get ENOSPC until files are removed or \
+             there is space again",
+            node.pool.display()
+        ));
+    }
     // A program reserves so many blocks when it starts, and the shell that starts it as many.
     let reserved = sharedfs::Config::default().room_blocks;
     if status.blocks_available.is_some_and(|free| free < 2 * reserved) && !status.stopped {

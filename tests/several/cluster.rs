@@ -100,9 +100,12 @@ impl Chain {
         copies.filter(|told| told["node"] == copy).any(lacks)
     }
 
-    /// Why the daemon of a node does nothing, or why the one before it ended.
+    /// Why the daemon of a node does nothing, why the one before it ended, or why it stopped following.
     pub fn failure(&self, number: u32) -> String {
-        self.node.statuses()[number as usize - 1]["failure"].as_str().unwrap_or_default().to_lowercase()
+        let status = &self.node.statuses()[number as usize - 1];
+        let said =
+            [&status["failure"], &status["chain"]["follow_end"]].map(|why| why.as_str().unwrap_or_default());
+        said.join(" ").to_lowercase()
     }
 
     /// The node that leads, if one does.

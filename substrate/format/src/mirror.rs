@@ -126,6 +126,8 @@ pub enum MirrorRefusal {
     Import = 6,
     /// The copy could not keep its tree as of the entry, or compares it already.
     Compare = 7,
+    /// The medium of the copy has no space for what it would receive.
+    Space = 8,
 }
 
 impl MirrorRefusal {
@@ -143,6 +145,7 @@ impl MirrorRefusal {
             5 => Self::Closed,
             6 => Self::Import,
             7 => Self::Compare,
+            8 => Self::Space,
             _ => return Err(DecodeError::Field("refusal")),
         })
     }

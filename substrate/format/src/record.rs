@@ -504,6 +504,25 @@ pub fn room_blocks(operation: &Operation<'_>) -> u64 {
     }
 }
 
+/// The data blocks among those of [`room_blocks`], at most, by the header of a record alone. They need space on the medium; the tree
+/// has its own. Of bytes that are no record of a known kind it is nothing, because they are not digested.
+pub fn data_blocks_of_header(header: &[u8; HEADER_BYTES]) -> u64 {
+    let Ok(header) = RecordHeader::read_from_bytes(header) else { return 0 };
+    let envelope = &header.envelope;
+    let of_range =
+        |bytes: u64| match header.offset.get().checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX) {
+            Some(_) => room_of_range(header.offset.get(), bytes) - ROOM_OF_TREE,
+            None => 0,
+        };
+    match Kind::from_raw(envelope.kind) {
+        Ok(Kind::Write) => of_range(envelope.payload_bytes.get().into()),
+        Ok(Kind::Truncate) => room_of_size(header.offset.get()).min(1),
+        Ok(Kind::Allocate) if envelope.flags & ALLOCATE_PUNCH_HOLE != 0 => 2,
+        Ok(Kind::Allocate) => of_range(header.extra.get()),
+        _ => 0,
+    }
+}
+
 /// True if a record needs data blocks, in addition to its share of the tree.
 pub fn takes_blocks(operation: &Operation<'_>) -> bool {
     match operation {

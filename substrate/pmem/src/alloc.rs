@@ -8,6 +8,9 @@
 //! A block freed in a commit is free in that commit's map, but it is allocated again only after
 //! [`BlockAllocator::release`] of that commit: until its root is synced, a crash restores the previous owner.
 //!
+//! Chunks of [`CHUNK_BLOCKS`] blocks that are free whole may be withheld, because the file has no space there: nothing is allocated in
+//! them until [`BlockAllocator::provide`]. The map does not contain which these are.
+//!
 //! For each commit the owner of the tree calls `allocate` and `free` as needed, then [`BlockAllocator::write`],
 //! syncs the region, writes and syncs its root, then calls [`BlockAllocator::release`]. There is no lock: one
 //! thread owns the allocator.
@@ -16,11 +19,12 @@
 //! blocks that changed in this commit or the one before.
 
 use crate::MediaError;
+pub use crate::free::CHUNK_BLOCKS;
 use crate::free::FreeBlocks;
 use crate::region::Region;
 use format::map::{MAP_PAGE_BLOCKS, MapPage};
 use format::{BLOCK_BYTES, Block, CommitNumber, DecodeError};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
@@ -52,8 +56,11 @@ pub struct BlockAllocator {
     /// Number of blocks in use, as the next map will record.
     used: u32,
     free: FreeBlocks,
-    /// The first of the blocks that are neither in use nor allocated yet.
-    withheld: u32,
+    /// Chunks of free blocks in which nothing is allocated, and the number of their blocks.
+    withheld: BTreeSet<u32>,
+    withheld_blocks: u32,
+    /// Chunks with blocks that were released since [`Self::note_time`].
+    released: BTreeSet<u32>,
     /// Blocks freed since the last commit was written.
     freed: Vec<(Block, u32)>,
     /// Blocks freed by commits that were written and not released, oldest first.
@@ -110,8 +117,20 @@ impl BlockAllocator {
         assert!(at + bytes_needed(blocks) <= region.bytes(), "a map stands within its region");
         let (freed, unreleased) = (Vec::new(), VecDeque::new());
         let free = FreeBlocks::new(blocks);
-        let (used, withheld) = (0, blocks);
-        let mut new = Self { region, at, blocks, pages, used, free, withheld, freed, unreleased, commit };
+        let mut new = Self {
+            region,
+            at,
+            blocks,
+            pages,
+            used: 0,
+            free,
+            withheld: BTreeSet::new(),
+            withheld_blocks: 0,
+            released: BTreeSet::new(),
+            freed,
+            unreleased,
+            commit,
+        };
         let mut next = 0;
         let in_use: Vec<_> = new.used_runs().collect();
         for (block, count) in in_use {
@@ -123,40 +142,91 @@ impl BlockAllocator {
         new
     }
 
-    /// The block behind the last one in use.
-    pub fn used_end(&self) -> Block {
-        let mut end = self.blocks;
-        while end > 0 {
-            if end.is_multiple_of(8) && self.byte(end - 8) == 0 {
-                end -= 8;
-            } else if self.bit(end - 1) {
-                break;
-            } else {
-                end -= 1;
-            }
-        }
-        Block::new(end)
-    }
-
-    /// Allocates nothing from a block on until [`Self::provide`], since there is no space for it in the file yet.
+    /// Withholds the chunks from a block on, all of which are free: of a chunk that begins before it nothing.
     ///
     /// # Panics
-    /// If one of these blocks is in use, or some were withheld before.
-    pub fn withhold(&mut self, from: Block) {
-        assert!(self.withheld == self.blocks, "blocks are withheld twice");
-        self.withheld = from.get().min(self.blocks);
-        self.free.remove(self.withheld, self.blocks - self.withheld);
+    /// If one is not free, or withheld already.
+    pub fn withhold_from(&mut self, from: Block) {
+        let first = from.get().div_ceil(CHUNK_BLOCKS);
+        self.withhold(first.saturating_mul(CHUNK_BLOCKS).min(self.blocks)..self.blocks);
     }
 
-    /// The next `count_max` blocks that are withheld, or fewer; none if there are none.
-    pub fn withheld(&self, count_max: u32) -> Range<u32> {
-        self.withheld..self.blocks.min(self.withheld.saturating_add(count_max))
+    /// Withholds all chunks of which no block is in use.
+    pub fn withhold_unused(&mut self) {
+        for chunk in 0..self.blocks.div_ceil(CHUNK_BLOCKS) {
+            if self.is_free_chunk(chunk) {
+                self.withhold(self.blocks_of(chunk));
+            }
+        }
     }
 
-    /// There is space for the first of the withheld blocks, up to this one.
-    pub fn provide(&mut self, up_to: u32) {
-        self.free.insert(self.withheld, up_to - self.withheld);
-        self.withheld = up_to;
+    /// Withholds whole chunks, which are free.
+    ///
+    /// # Panics
+    /// If one is not.
+    pub fn withhold(&mut self, range: Range<u32>) {
+        if range.is_empty() {
+            return;
+        }
+        self.free.remove(range.start, range.end - range.start);
+        self.withheld_blocks += range.end - range.start;
+        self.withheld.extend(range.start / CHUNK_BLOCKS..range.end.div_ceil(CHUNK_BLOCKS));
+    }
+
+    /// The first of the withheld chunks, and those that follow it: at most so many blocks, but a chunk.
+    pub fn withheld(&self, blocks_max: u32) -> Range<u32> {
+        let Some(first) = self.withheld.first().copied() else { return 0..0 };
+        let follow = self.withheld.iter().zip(first..).take_while(|(chunk, next)| *chunk == next);
+        let chunks = follow.take((blocks_max / CHUNK_BLOCKS).max(1) as usize).count() as u32;
+        first * CHUNK_BLOCKS..self.blocks_of(first + chunks - 1).end
+    }
+
+    /// Number of withheld blocks.
+    pub fn withheld_blocks(&self) -> u32 {
+        self.withheld_blocks
+    }
+
+    /// There is space for chunks that were withheld.
+    ///
+    /// # Panics
+    /// If one was not.
+    pub fn provide(&mut self, range: Range<u32>) {
+        for chunk in range.start / CHUNK_BLOCKS..range.end.div_ceil(CHUNK_BLOCKS) {
+            assert!(self.withheld.remove(&chunk), "chunk {chunk} is provided twice");
+        }
+        self.withheld_blocks -= range.end - range.start;
+        self.free.insert(range.start, range.end - range.start);
+    }
+
+    /// Chunks that lie together, are free, and have been since [`Self::note_time`]: about so many blocks at most.
+    pub fn idle_chunks(&self, blocks_max: u32) -> Option<Range<u32>> {
+        let is_idle = |chunk: &u32| self.is_free_chunk(*chunk) && !self.released.contains(chunk);
+        let mut chunks = (0..self.blocks.div_ceil(CHUNK_BLOCKS)).skip_while(|chunk| !is_idle(chunk));
+        let first = chunks.next()?;
+        let more =
+            chunks.take((blocks_max / CHUNK_BLOCKS).saturating_sub(1) as usize).take_while(is_idle).count()
+                as u32;
+        Some(first * CHUNK_BLOCKS..self.blocks_of(first + more).end)
+    }
+
+    /// Whether chunks are free that are no idle ones yet.
+    pub fn has_resting_chunks(&self) -> bool {
+        self.released.iter().any(|chunk| self.is_free_chunk(*chunk))
+    }
+
+    /// From here on time is measured for [`Self::idle_chunks`].
+    pub fn note_time(&mut self) {
+        self.released.clear();
+    }
+
+    fn blocks_of(&self, chunk: u32) -> Range<u32> {
+        chunk * CHUNK_BLOCKS..self.blocks.min((chunk + 1).saturating_mul(CHUNK_BLOCKS))
+    }
+
+    /// Whether all blocks of a chunk can be allocated.
+    fn is_free_chunk(&self, chunk: u32) -> bool {
+        let Range { start, end } = self.blocks_of(chunk);
+        self.free.at(start, end - start) == Some((start, end - start))
     }
 
     /// Allocates a run of at most `count_max` blocks: at `hint` if that block is free, else where it fits. `None` if no
@@ -253,6 +323,8 @@ impl BlockAllocator {
             let (_, runs) = self.unreleased.pop_front().expect("there is a first one");
             for (block, count) in runs {
                 self.free.insert(block.get(), count);
+                let end = block.get() + count;
+                self.released.extend(block.get() / CHUNK_BLOCKS..end.div_ceil(CHUNK_BLOCKS));
             }
         }
     }
@@ -269,7 +341,7 @@ impl BlockAllocator {
 
     /// Number of blocks that can be allocated now, or once they are provided: neither in use nor waiting for a release.
     pub fn allocatable(&self) -> u32 {
-        self.free.blocks + (self.blocks - self.withheld)
+        self.free.blocks + self.withheld_blocks
     }
 
     /// Whether blocks can be allocated without more being provided.

@@ -9,9 +9,10 @@
 //! truncated just then, the next sync finds it, which counts the blocks of the file.
 
 use crate::MediaError;
+use crate::file_space::space_of;
 use crate::mapping::HUGE_PAGE_BYTES;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes of a piece.
@@ -19,9 +20,9 @@ const PIECE_BYTES: u64 = HUGE_PAGE_BYTES as u64;
 
 /// A file to which the kernel copies.
 pub(crate) struct Filled {
-    /// Bytes and blocks of the whole file.
+    /// Bytes of the whole file, and for how many it has space.
     bytes: u64,
-    blocks: AtomicU64,
+    space: AtomicU64,
     /// True if bytes were copied since the last sync.
     since_sync: AtomicBool,
     /// Pieces whose pages were mapped for stores: a bit each.
@@ -33,14 +34,14 @@ impl Filled {
     pub fn new(file: &OwnedFd, bytes: u64) -> Result<Self, MediaError> {
         let words = bytes.div_ceil(PIECE_BYTES).div_ceil(u64::BITS.into());
         let mapped = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let blocks = AtomicU64::new(blocks_of(file)?);
-        Ok(Self { bytes, blocks, since_sync: AtomicBool::new(false), mapped })
+        let space = AtomicU64::new(space_of(file.as_fd())?);
+        Ok(Self { bytes, space, since_sync: AtomicBool::new(false), mapped })
     }
 
-    /// The file was given more space.
-    pub fn note_blocks(&self, file: &OwnedFd) -> Result<(), MediaError> {
+    /// The file was given more space, or gave some back.
+    pub fn note_space(&self, file: &OwnedFd) -> Result<(), MediaError> {
         // Relaxed: the same thread syncs, or hands over to the one that does.
-        self.blocks.store(blocks_of(file)?, Ordering::Relaxed);
+        self.space.store(space_of(file.as_fd())?, Ordering::Relaxed);
         Ok(())
     }
 
@@ -87,17 +88,6 @@ impl Filled {
     /// last space.
     pub fn lacks_blocks(&self, file: &OwnedFd) -> bool {
         self.since_sync.swap(false, Ordering::Relaxed)
-            && blocks_of(file).is_ok_and(|blocks| blocks < self.blocks.load(Ordering::Relaxed))
+            && space_of(file.as_fd()).is_ok_and(|space| space < self.space.load(Ordering::Relaxed))
     }
-}
-
-fn blocks_of(file: &OwnedFd) -> Result<u64, MediaError> {
-    let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the descriptor is open, and the structure has its size.
-    if unsafe { libc::fstat(file.as_raw_fd(), found.as_mut_ptr()) } != 0 {
-        return Err(MediaError::last_os());
-    }
-    // SAFETY: the call above filled it.
-    let found = unsafe { found.assume_init() };
-    u64::try_from(found.st_blocks).map_err(|_| MediaError::Length)
 }

@@ -7,7 +7,7 @@
 use crate::alloc::Fit;
 
 /// Blocks of one chunk, one word of the set.
-const CHUNK_BLOCKS: u32 = u64::BITS;
+pub const CHUNK_BLOCKS: u32 = u64::BITS;
 
 /// Where no chunk is free, so many runs are looked at for one that is long enough.
 const RUNS_MAX: usize = 16;

@@ -11,6 +11,7 @@
 pub mod alloc;
 pub mod copy;
 pub mod crash;
+pub mod held;
 pub mod medium;
 pub mod primitives;
 pub mod progress;
@@ -20,6 +21,9 @@ pub mod region;
 pub mod ring;
 
 mod choices;
+mod counted_space;
+mod counters;
+mod file_space;
 mod filled;
 mod fold;
 mod footprint;
@@ -34,12 +38,13 @@ mod short;
 pub mod skipped;
 
 pub use copy::{Fault, Sink, Source};
+pub use counters::Counters;
 pub use image::Image;
 pub use medium::{Class, Medium, PoolLock};
 pub use outstanding::StallMeter;
 pub use read_mapping::ReadMapping;
 pub use recorded::Recorder;
-pub use region::{Counters, Region};
+pub use region::Region;
 
 /// Bytes of a cache line: the unit in which persistent memory accepts stores.
 pub const LINE_BYTES: usize = 64;

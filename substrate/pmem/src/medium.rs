@@ -6,16 +6,16 @@
 //! before the first store there ([`Medium::create_in_steps`]).
 
 use crate::MediaError;
+use crate::file_space::{allocate, whole_pages};
 use crate::guard::{self, Watch};
-use crate::outstanding::{Operation, StallMeter, note_progress};
+use crate::held::{HELD_FILE, HeldSpace, with_held, with_held_of};
+use crate::outstanding::{Operation, StallMeter};
 use crate::recorded::{RecordedLock, Recorder};
 use crate::region::Region;
 use std::ffi::{CStr, CString};
-use std::fs::File;
 use std::io::ErrorKind;
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,6 +76,8 @@ struct Folder {
     descriptor: OwnedFd,
     /// Guard of the regions, on a guarded medium.
     watch: Option<Arc<Watch>>,
+    /// Shared with the guarded medium.
+    held: Arc<HeldSpace>,
 }
 
 impl Medium {
@@ -108,7 +110,8 @@ impl Medium {
             .map_err(|error| MediaError::of_io(&error))?
             .into();
         let path = path.to_owned();
-        Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch: None }))))
+        let held = Arc::default();
+        Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch: None, held }))))
     }
 
     /// Returns the same folder for a process that must survive the loss of a file: if a file is truncated under a
@@ -128,7 +131,8 @@ impl Medium {
         guard::install();
         let descriptor = folder.descriptor.try_clone().map_err(|error| MediaError::of_io(&error))?;
         let (class, path, watch) = (folder.class, folder.path.clone(), Some(Arc::default()));
-        Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch }))))
+        let held = folder.held.clone();
+        Ok(Self(Kind::Folder(Arc::new(Folder { class, path, descriptor, watch, held }))))
     }
 
     /// The first file that was lost under its mapping, of those for which `counts` is true; `None` also if the
@@ -178,9 +182,9 @@ impl Medium {
         match &self.0 {
             Kind::Folder(folder) => {
                 let _operation = folder.begin();
-                folder.create(name, (bytes, reserved))
+                folder.create(name, (bytes, whole_pages(folder.class, 0..reserved, bytes).end))
             }
-            Kind::Recorded(recorder) => recorder.create(name, bytes),
+            Kind::Recorded(recorder) => recorder.create(name, (bytes, reserved)),
         }
     }
 
@@ -196,7 +200,7 @@ impl Medium {
                 let _operation = folder.begin();
                 folder.create_transient(name, bytes)
             }
-            Kind::Recorded(recorder) => recorder.create(name, bytes),
+            Kind::Recorded(recorder) => recorder.create(name, (bytes, bytes)),
         }
     }
 
@@ -263,6 +267,84 @@ impl Medium {
                 folder.free_bytes()
             }
             Kind::Recorded(_) => None,
+        }
+    }
+
+    /// Uses the space that the pool holds; the caller has locked the pool.
+    ///
+    /// # Errors
+    /// `Os`.
+    pub fn open_held(&self) -> Result<(), MediaError> {
+        let Kind::Folder(folder) = &self.0 else { return Ok(()) };
+        let _operation = folder.begin();
+        match folder.open_at(&c_string(HELD_FILE)?, libc::O_RDWR) {
+            Ok(file) => folder.held.open(file),
+            Err(MediaError::NotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The least space that a file gets, in bytes, unless it is shorter.
+    pub fn space_unit(&self) -> u64 {
+        whole_pages(self.class(), 0..1, u64::MAX).end
+    }
+
+    /// Bytes that the pool holds; `None` if the medium is never full.
+    pub fn held_bytes(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Folder(folder) => Some(folder.held.bytes()),
+            Kind::Recorded(recorder) => recorder.held_bytes(),
+        }
+    }
+
+    /// Holds so many bytes more. The caller has called [`Self::open_held`].
+    ///
+    /// # Errors
+    /// `NoSpace`, `Os`: as much is held as before.
+    pub fn hold(&self, more: u64) -> Result<(), MediaError> {
+        match &self.0 {
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.held.grow(more, || folder.create_held())
+            }
+            Kind::Recorded(recorder) => recorder.hold_space(more),
+        }
+    }
+
+    /// Holds so many bytes at most from now on.
+    ///
+    /// # Errors
+    /// `Os`.
+    pub fn hold_at_most(&self, bytes: u64) -> Result<(), MediaError> {
+        match &self.0 {
+            Kind::Folder(folder) => {
+                let _operation = folder.begin();
+                folder.held.shrink(bytes).map(drop)
+            }
+            Kind::Recorded(recorder) => {
+                recorder.take_held(recorder.held_bytes().unwrap_or(0).saturating_sub(bytes));
+                Ok(())
+            }
+        }
+    }
+
+    /// Does an operation that needs about so many bytes of space. If the medium has none, what the pool holds becomes less by as
+    /// much.
+    ///
+    /// # Errors
+    /// Those of the operation; `NoSpace` if nothing was held, or other programs took it.
+    pub fn with_held<T>(
+        &self,
+        bytes: u64,
+        operation: impl FnMut() -> Result<T, MediaError>,
+    ) -> Result<T, MediaError> {
+        match &self.0 {
+            Kind::Folder(folder) => {
+                with_held_of(&folder.held, whole_pages(folder.class, 0..bytes, u64::MAX).end, operation)
+            }
+            Kind::Recorded(recorder) => {
+                with_held(bytes, |bytes| Ok(recorder.take_held(bytes) > 0), operation)
+            }
         }
     }
 
@@ -375,6 +457,14 @@ impl Folder {
         made
     }
 
+    /// The file of the held space: empty, and durable, so that what it gets is not lost with its name.
+    fn create_held(&self) -> Result<OwnedFd, MediaError> {
+        let file = self.open_at(&c_string(HELD_FILE)?, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
+        sync(&file)?;
+        sync(&self.descriptor)?;
+        Ok(file)
+    }
+
     fn fill_and_name(
         &self,
         file: &OwnedFd,
@@ -483,69 +573,6 @@ impl Folder {
         }
         Ok(locked)
     }
-}
-
-/// Sets the length of a new file, and allocates space for its first `reserved` bytes.
-fn allocate(file: &OwnedFd, (bytes, reserved): (u64, u64)) -> Result<(), MediaError> {
-    reserve(file.as_fd(), 0..reserved)?;
-    let length = libc::off_t::try_from(bytes).map_err(|_| MediaError::Length)?;
-    // SAFETY: the descriptor is open.
-    match unsafe { libc::ftruncate(file.as_raw_fd(), length) } {
-        0 => Ok(()),
-        _ => Err(MediaError::last_os()),
-    }
-}
-
-/// Allocates space for a part of a file, and leaves what the part contains.
-pub(crate) fn reserve(file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), MediaError> {
-    let offset = |bytes: u64| libc::off_t::try_from(bytes).map_err(|_| MediaError::Length);
-    let (start, length) = (offset(range.start)?, offset(range.end.saturating_sub(range.start))?);
-    loop {
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::fallocate(file.as_raw_fd(), 0, start, length) } == 0 {
-            return Ok(());
-        }
-        match MediaError::last_os() {
-            MediaError::Os(libc::EINTR) => {}
-            MediaError::Os(libc::EOPNOTSUPP | libc::ENOSYS) => return write_again(file, range),
-            error => return Err(error),
-        }
-    }
-}
-
-/// For file systems without `fallocate`: writes what the part contains.
-fn write_again(file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), MediaError> {
-    const CHUNK: usize = 1 << 16;
-    let of_io = |error: std::io::Error| MediaError::of_io(&error);
-    let writer = File::from(file.try_clone_to_owned().map_err(of_io)?);
-    let mut chunk = vec![0; CHUNK];
-    for start in range.clone().step_by(CHUNK) {
-        let part = &mut chunk[..usize::try_from(range.end - start).map_or(CHUNK, |left| left.min(CHUNK))];
-        let there = read_at(file, start, part)?;
-        part[there..].fill(0);
-        writer.write_all_at(part, start).map_err(of_io)?;
-        note_progress();
-    }
-    Ok(())
-}
-
-/// Reads a part of a file; fewer bytes at its end.
-pub(crate) fn read_at(file: BorrowedFd<'_>, offset: u64, target: &mut [u8]) -> Result<usize, MediaError> {
-    let mut done = 0;
-    while done < target.len() {
-        let from = libc::off_t::try_from(offset + done as u64).map_err(|_| MediaError::Length)?;
-        let left = &mut target[done..];
-        // SAFETY: the descriptor is open, and the rest of the target is ours.
-        match unsafe { libc::pread(file.as_raw_fd(), left.as_mut_ptr().cast(), left.len(), from) } {
-            0 => break,
-            bytes if bytes > 0 => done += bytes.unsigned_abs(),
-            _ => match MediaError::last_os() {
-                MediaError::Os(libc::EINTR) => {}
-                error => return Err(error),
-            },
-        }
-    }
-    Ok(done)
 }
 
 fn sync(file: &OwnedFd) -> Result<(), MediaError> {

@@ -8,6 +8,7 @@
 //! Locks: one lock, of the recorder; no other lock is taken under it.
 
 use crate::MediaError;
+use crate::counted_space::CountedSpace;
 use crate::footprint::{Footprint, ReadPage};
 use crate::image::Image;
 use crate::medium::Medium;
@@ -99,6 +100,7 @@ struct RecorderState {
     log: Vec<Event>,
     locked: bool,
     faults: Faults,
+    space: CountedSpace,
     held: Option<HeldCall>,
     /// See [`Recorder::meanwhile`].
     meanwhile: Option<Meanwhile>,
@@ -198,6 +200,7 @@ impl Recorder {
             ids: state.ids.clone(),
             next_file: state.next_file,
             log: state.log.clone(),
+            space: state.space.clone(),
             ..RecorderState::default()
         };
         Self(Arc::new(Mutex::new(copy)), Arc::default())
@@ -253,6 +256,34 @@ impl Recorder {
     /// While the medium is full no file can be made, and no part of one gets space.
     pub fn set_full(&self, full: bool) {
         self.state().faults.full = full;
+    }
+
+    /// From now on the medium has space for so many bytes more, beside what its files have, which is counted from here.
+    pub fn limit_space(&self, bytes: u64) {
+        self.state().space = CountedSpace::of(bytes);
+    }
+
+    /// Another program takes all space that is left.
+    pub fn fill_space(&self) {
+        self.state().space.fill();
+    }
+
+    /// Bytes for which the medium has space, held ones not included; `None` without a limit.
+    pub fn space_left(&self) -> Option<u64> {
+        self.state().space.left()
+    }
+
+    pub(crate) fn held_bytes(&self) -> Option<u64> {
+        self.state().space.held()
+    }
+
+    pub(crate) fn hold_space(&self, more: u64) -> Result<(), MediaError> {
+        let mut state = self.state();
+        if state.faults.full { Err(MediaError::NoSpace) } else { state.space.hold(more) }
+    }
+
+    pub(crate) fn take_held(&self, bytes: u64) -> u64 {
+        self.state().space.take_held(bytes)
     }
 
     /// Delays all matching calls from now on, each in its own thread, as a slow medium does. One hold at a time.
@@ -317,6 +348,7 @@ impl Recorder {
             meanwhile: None,
             waiting: 0,
             faults: Faults::default(),
+            space: state.space.clone(),
             footprint: None,
         };
         Self(Arc::new(Mutex::new(copy)), Arc::default())
@@ -350,7 +382,7 @@ impl Recorder {
         (state.initial.clone(), state.first_ids.clone(), state.log.clone())
     }
 
-    pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<Region, MediaError> {
+    pub(crate) fn create(&self, name: &str, (bytes, reserved): (u64, u64)) -> Result<Region, MediaError> {
         let mut state = self.state();
         if state.ids.contains_key(name) {
             return Err(MediaError::Exists);
@@ -359,6 +391,7 @@ impl Recorder {
             return Err(MediaError::NoSpace);
         }
         let (file, shared) = (FileId(state.next_file), Arc::<str>::from(name));
+        state.space.take(file, 0..reserved)?;
         state.next_file += 1;
         state.ids.insert(shared.clone(), file);
         state.live.create(shared.clone(), bytes);
@@ -392,6 +425,7 @@ impl Recorder {
     pub(crate) fn remove(&self, name: &str) -> Result<(), MediaError> {
         let mut state = self.state();
         let file = state.ids.remove(name).ok_or(MediaError::NotFound)?;
+        state.space.forget(file);
         state.live.remove(name);
         state.log.push(Event::Remove { file });
         Ok(())
@@ -438,8 +472,13 @@ pub(crate) struct RecordedFile {
 }
 
 impl RecordedFile {
-    pub fn reserve(&self) -> Result<(), MediaError> {
-        if self.recorder.state().faults.full { Err(MediaError::NoSpace) } else { Ok(()) }
+    pub fn reserve(&self, range: Range<u64>) -> Result<(), MediaError> {
+        let mut state = self.recorder.state();
+        if state.faults.full { Err(MediaError::NoSpace) } else { state.space.take(self.file, range) }
+    }
+
+    pub fn give_back(&self, range: Range<u64>) {
+        self.recorder.state().space.give_back(self.file, range);
     }
 
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), MediaError> {
@@ -485,6 +524,7 @@ impl RecordedFile {
         let range = self.range(offset, source.len());
         let mut state = self.recorder.state();
         if state.ids.get(&self.name) == Some(&self.file) {
+            assert!(state.space.covers(self.file, &range), "a store where file {} has no space", self.name);
             state.live.write(&self.name, offset, source);
             if let Some(footprint) = &mut state.footprint {
                 footprint.note_store(self.file, range);

@@ -11,11 +11,13 @@
 //! locks; of two concurrent writes to the same bytes either may win.
 
 use crate::copy::{Fault, Sink, Source};
+use crate::counters::{Counters, Counts, add};
+use crate::file_space::{give_back, pages_within, read_at, reserve, whole_pages};
 use crate::filled::Filled;
 use crate::fold::{self, FoldState, Folder};
 use crate::guard::{CopyGuard, Guard, Watch};
 use crate::mapping::{HUGE_PAGE_BYTES, Mapping};
-use crate::medium::{Class, read_at, reserve};
+use crate::medium::Class;
 use crate::outstanding::Operation;
 use crate::read_mapping::{CopyError, ReadMapping};
 use crate::recorded::RecordedFile;
@@ -24,7 +26,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use zerocopy::IntoBytes;
 
 /// A file of a pool. Clones refer to the same region.
@@ -113,11 +115,34 @@ impl Region {
         match &self.0.backing {
             Backing::Mapped { file: Some(file), filled, guard, .. } => {
                 let _operation = begin(guard);
-                reserve(file.as_fd(), range)?;
-                filled.as_ref().map_or(Ok(()), |filled| filled.note_blocks(file))
+                reserve(file.as_fd(), whole_pages(self.0.class, range, self.0.bytes))?;
+                filled.as_ref().map_or(Ok(()), |filled| filled.note_space(file))
             }
             Backing::Mapped { .. } => Ok(()),
-            Backing::Recorded(file) => file.reserve(),
+            Backing::Recorded(file) => file.reserve(range),
+        }
+    }
+
+    /// Gives back the space of a part, whose contents are lost: see [`Self::reserve`]. Nothing else uses the part meanwhile.
+    ///
+    /// # Errors
+    /// `Os`: the file system cannot do that.
+    pub fn give_back(&self, range: Range<u64>) -> Result<(), MediaError> {
+        match &self.0.backing {
+            Backing::Mapped { file: Some(file), filled, guard, .. } => {
+                let _operation = begin(guard);
+                let range = pages_within(self.0.class, range);
+                if range.is_empty() {
+                    return Ok(());
+                }
+                give_back(file.as_fd(), range)?;
+                filled.as_ref().map_or(Ok(()), |filled| filled.note_space(file))
+            }
+            Backing::Mapped { .. } => Ok(()),
+            Backing::Recorded(file) => {
+                file.give_back(range);
+                Ok(())
+            }
         }
     }
 
@@ -515,68 +540,4 @@ fn sync_mapped(class: Class, mapping: &Mapping, file: Option<&OwnedFd>) -> Resul
         return Err(MediaError::last_os());
     }
     Ok(())
-}
-
-/// Operations on a region by this process: the costs that tests assert. Exact while one thread uses the region.
-/// Concurrent threads may lose counts, because a locked addition would cost as much as a small write.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Calls of `write` and `store`.
-    pub writes: u64,
-    /// Bytes that those calls wrote.
-    pub bytes: u64,
-    /// Calls of `persist`.
-    pub persists: u64,
-    /// Calls of `fence`.
-    pub fences: u64,
-    /// Calls of `sync`, including failed ones.
-    pub syncs: u64,
-}
-
-impl Counters {
-    /// Operations since an earlier reading of the counters.
-    #[must_use]
-    pub fn since(&self, earlier: &Self) -> Self {
-        Self {
-            writes: self.writes - earlier.writes,
-            bytes: self.bytes - earlier.bytes,
-            persists: self.persists - earlier.persists,
-            fences: self.fences - earlier.fences,
-            syncs: self.syncs - earlier.syncs,
-        }
-    }
-}
-
-#[derive(Default)]
-struct Counts {
-    writes: AtomicU64,
-    bytes: AtomicU64,
-    persists: AtomicU64,
-    fences: AtomicU64,
-    syncs: AtomicU64,
-}
-
-impl Counts {
-    #[inline]
-    fn wrote(&self, bytes: usize) {
-        add(&self.writes, 1);
-        add(&self.bytes, bytes as u64);
-    }
-
-    fn get(&self) -> Counters {
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counters {
-            writes: get(&self.writes),
-            bytes: get(&self.bytes),
-            persists: get(&self.persists),
-            fences: get(&self.fences),
-            syncs: get(&self.syncs),
-        }
-    }
-}
-
-/// Relaxed, and not one atomic step: see [`Counters`].
-#[inline]
-fn add(count: &AtomicU64, more: u64) {
-    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }

@@ -321,6 +321,30 @@ impl Area {
         self.space.made()
     }
 
+    /// Gives back to the medium the space of free blocks that only their users can take, up to so many bytes; returns how many.
+    /// Blocks that were freed since the last call of [`Self::note_time`] keep theirs.
+    ///
+    /// # Errors
+    /// `Medium`: the file system cannot do that.
+    pub fn give_back(&mut self, bytes_max: u64) -> Result<u64, AreaError> {
+        self.space.give_back(bytes_max)
+    }
+
+    /// Whether [`Self::give_back`] could give back more if time had passed.
+    pub fn has_resting_blocks(&self) -> bool {
+        self.space.has_resting_blocks()
+    }
+
+    /// From here on time is measured for [`Self::give_back`].
+    pub fn note_time(&mut self) {
+        self.space.note_time();
+    }
+
+    /// Free data blocks for which there is space in the medium, and which files of all owners can take.
+    pub fn provided_blocks(&self) -> u64 {
+        self.space.provided_shared()
+    }
+
     /// Data blocks by whose files can still take them.
     pub fn free_blocks(&self) -> FreeBlocks {
         FreeBlocks { shared: self.space.shared(), own: self.space.own() }

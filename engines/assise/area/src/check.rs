@@ -219,7 +219,7 @@ impl<'a> Checker<'a> {
             }
         }
         for name in medium.list()? {
-            if space::segment_of_file(&name).is_some_and(|id| !items.contains_key(&id)) {
+            if crate::segment_file::segment_of_file(&name).is_some_and(|id| !items.contains_key(&id)) {
                 self.report
                     .notes
                     .push(format!("file {name} is of no use: its making or removal was cut off"));

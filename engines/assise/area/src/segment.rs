@@ -4,8 +4,9 @@ use crate::AreaError;
 use crate::segment_file::SegmentFile;
 use crate::store::byte_of;
 use format::{BLOCK_BYTES, Block, SegmentId};
-use pmem::Region;
-use pmem::alloc::{BlockAllocator, Fit};
+use pmem::alloc::{BlockAllocator, CHUNK_BLOCKS, Fit};
+use pmem::{MediaError, Medium, Region};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Blocks that lie together in a segment.
@@ -16,9 +17,15 @@ pub(crate) struct Run {
     pub blocks: u32,
 }
 
-/// The file of a segment of which so many blocks are in use has space for so many: steps end at whole chunks of blocks.
-pub(crate) fn provided(used: u32, step_blocks: u32) -> u32 {
-    used.checked_next_multiple_of(step_blocks).unwrap_or(u32::MAX)
+/// Where a segment may get space from that its file lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Supply {
+    /// Nowhere.
+    Nothing,
+    /// From what is free on the medium.
+    Free,
+    /// Also from what the pool holds. `is_short`: the medium is known to have no space for a step.
+    Held { is_short: bool },
 }
 
 /// One data segment.
@@ -45,29 +52,64 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// A segment whose map's commits are counted from `base`. Its file may lack space behind the step with its last block
-    /// in use.
+    /// A segment whose map's commits are counted from `base`. Its file lacks space for the chunks that the allocator withholds.
     pub fn new(
         (region, owner): (Region, u32),
         (blocks, step_blocks): (u32, u32),
-        mut allocator: BlockAllocator,
+        allocator: BlockAllocator,
         base: u64,
     ) -> Self {
-        allocator.withhold(Block::new(provided(allocator.used_end().get(), step_blocks)));
         let file = Arc::new(SegmentFile::new(region, owner, allocator.blocks()));
         let (recycled, cursor, synced_writes) = (Vec::new(), None, 0);
         let (unnoted, damaged) = (Vec::new(), Vec::new());
         Self { file, blocks, allocator, base, recycled, cursor, synced_writes, unnoted, damaged, step_blocks }
     }
 
-    /// Gets space for more blocks of the file, if it has not space for all.
-    fn provide(&mut self) -> Result<(), AreaError> {
-        let next = self.allocator.withheld(self.step_blocks);
-        if !next.is_empty() {
-            self.file.region.reserve(byte_of(Block::new(next.start))..byte_of(Block::new(next.end)))?;
-            self.allocator.provide(next.end);
+    /// Gets space for more blocks of the file, if it has not space for all: for a step, or for a chunk of 64 blocks where the
+    /// medium has little.
+    fn provide(&mut self, medium: &Medium, supply: Supply) -> Result<(), AreaError> {
+        let step = self.allocator.withheld(self.step_blocks);
+        if step.is_empty() {
+            return Ok(());
         }
+        let place = |blocks: &Range<u32>| byte_of(Block::new(blocks.start))..byte_of(Block::new(blocks.end));
+        let region = &self.file.region;
+        let mut got = Err(MediaError::NoSpace);
+        if matches!(supply, Supply::Free | Supply::Held { is_short: false }) {
+            got = region.reserve(place(&step)).map(|()| step);
+        }
+        if got == Err(MediaError::NoSpace) {
+            let chunk = self.allocator.withheld(CHUNK_BLOCKS);
+            let part = place(&chunk);
+            got = match supply {
+                Supply::Nothing => got,
+                Supply::Free => region.reserve(part).map(|()| chunk),
+                Supply::Held { .. } => {
+                    let bytes = part.end - part.start;
+                    medium.with_held(bytes, || region.reserve(part.clone())).map(|()| chunk)
+                }
+            };
+        }
+        self.allocator.provide(got?);
         Ok(())
+    }
+
+    /// Gives back the space of free blocks, of about `blocks_max` at most; returns the bytes. Blocks that became free only just
+    /// now keep theirs, because a program that read them before may be in the middle of that.
+    ///
+    /// # Errors
+    /// `Medium`: the file system cannot do that.
+    pub fn give_back(&mut self, blocks_max: u32) -> Result<u64, AreaError> {
+        let mut given = 0;
+        while given < blocks_max && self.recycled.is_empty() {
+            let Some(idle) = self.allocator.idle_chunks(blocks_max - given) else { break };
+            self.file.region.give_back(byte_of(Block::new(idle.start))..byte_of(Block::new(idle.end)))?;
+            idle.clone().for_each(|block| self.file.clear_verified(Block::new(block)));
+            given += idle.end - idle.start;
+            self.cursor = None;
+            self.allocator.withhold(idle);
+        }
+        Ok(byte_of(Block::new(given)))
     }
 
     /// Writes data into blocks that no committed tree names as written.
@@ -110,14 +152,18 @@ impl Segment {
     pub fn has_run(&self) -> bool {
         !self.recycled.is_empty()
             || self.allocator.has_run(self.cursor)
-            || !self.allocator.withheld(1).is_empty()
+            || self.allocator.withheld_blocks() > 0
     }
 
     /// Takes a run of at most so many blocks; none if all are taken.
     ///
     /// # Errors
     /// `Medium`: there is no space for more blocks of the file.
-    pub fn allocate(&mut self, blocks_max: u32, fit: Fit) -> Result<Option<(Block, u32)>, AreaError> {
+    pub fn allocate(
+        &mut self,
+        (blocks_max, fit): (u32, Fit),
+        (medium, supply): (&Medium, Supply),
+    ) -> Result<Option<(Block, u32)>, AreaError> {
         if let Some(run) = self.recycled.pop() {
             let blocks = run.blocks.min(blocks_max);
             if blocks < run.blocks {
@@ -131,7 +177,7 @@ impl Segment {
             Fit::Lowest => self.allocator.has_free(),
         };
         if !is_found {
-            match self.provide() {
+            match self.provide(medium, supply) {
                 // Short runs are left, perhaps.
                 Err(AreaError::Medium(error)) if error.is_shortage() && self.allocator.has_free() => {}
                 provided => provided?,
@@ -154,9 +200,9 @@ impl Segment {
         self.allocator.allocatable() + recycled
     }
 
-    /// Data blocks for which the file has no space yet.
+    /// Data blocks for which the file has no space.
     pub fn unprovided(&self) -> u32 {
-        self.allocator.withheld(u32::MAX).len() as u32
+        self.allocator.withheld_blocks()
     }
 
     /// Data blocks in use.

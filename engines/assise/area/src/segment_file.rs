@@ -2,11 +2,12 @@
 //! compared with their checksums.
 
 use crate::AreaError;
-use crate::space::{file_blocks, segment_file};
+use crate::segment::Supply;
 use crate::store::byte_of;
 use format::node::SegmentItem;
 use format::superblock::{FileKind, Superblock};
 use format::{BLOCK_BYTES, Block, PoolUid, SegmentId};
+use pmem::alloc::{self, CHUNK_BLOCKS};
 use pmem::{MediaError, Medium, Region};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,6 +65,56 @@ impl SegmentFile {
             word.fetch_and(!bit, Ordering::Relaxed);
         }
     }
+}
+
+/// Name of a segment's file.
+pub fn segment_file(segment: SegmentId) -> String {
+    format!("segment-{segment}")
+}
+
+/// The segment whose file has this name.
+pub(crate) fn segment_of_file(name: &str) -> Option<SegmentId> {
+    let id = name.strip_prefix("segment-")?.parse().ok()?;
+    (segment_file(SegmentId::new(id)) == name).then_some(SegmentId::new(id))
+}
+
+/// Blocks of superblock and map before the data of a segment with so many blocks in all.
+pub(crate) fn blocks_before_data(file_blocks: u32) -> u32 {
+    let map = alloc::bytes_needed(file_blocks) / BLOCK_BYTES as u64;
+    1 + u32::try_from(map).expect("a map is smaller than its file")
+}
+
+/// Blocks of the whole file of a segment with so many data blocks.
+pub(crate) fn file_blocks(data_blocks: u32) -> Option<u32> {
+    // The map grows with the file that it stands in: a page for each 32,512 blocks, so two rounds are enough.
+    let first = data_blocks.checked_add(blocks_before_data(data_blocks))?;
+    let second = data_blocks.checked_add(blocks_before_data(first))?;
+    data_blocks.checked_add(blocks_before_data(second))
+}
+
+/// Makes the file of a segment of so many blocks, of which so many stand before the data; gives the number of blocks that have space:
+/// those of a step, or of few chunks where the medium has little.
+pub(crate) fn create_file(
+    medium: &Medium,
+    name: &str,
+    (in_file, before_data, step_blocks): (u32, u32, u32),
+    supply: Supply,
+) -> Result<(Region, u32), AreaError> {
+    let bytes = |blocks: u32| u64::from(blocks) * BLOCK_BYTES as u64;
+    let first = |step: u32| before_data.checked_next_multiple_of(step).unwrap_or(in_file).min(in_file);
+    let (step, few) = (first(step_blocks.next_multiple_of(CHUNK_BLOCKS)), first(CHUNK_BLOCKS));
+    let make = |provided| medium.create_in_steps(name, bytes(in_file), bytes(provided));
+    if matches!(supply, Supply::Free | Supply::Held { is_short: false }) {
+        match make(step) {
+            Err(MediaError::NoSpace) => {}
+            made => return Ok((made?, step)),
+        }
+    }
+    let made = match supply {
+        Supply::Held { .. } => medium.with_held(bytes(few), || make(few)),
+        Supply::Free | Supply::Nothing => make(few),
+    };
+    Ok((made?, few))
 }
 
 /// Opens the file of a segment and compares it with what the tree says of it.

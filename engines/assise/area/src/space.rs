@@ -8,6 +8,11 @@
 //! yet, in empty segments, and in the daemon's. Any file can have any of those, at worst in a segment of the daemon's.
 //! A segment becomes a user's own only if the shared blocks that are kept stay shared: so many are reserved.
 //!
+//! Blocks need space of the medium, too, which another program may have filled. A segment of a user takes what is free there.
+//! Segments of the daemon take what the pool holds ([`pmem::held`]) if nothing is free, so that the held space is for all users;
+//! a user's own take it only where the daemon's have no block left. [`Space::provided_shared`] counts the blocks for which no
+//! space is needed any more.
+//!
 //! A segment comes to be in two steps: its file is made, then a commit names it in the tree, and syncs it before.
 //! When all capacity is given to segments and one of another key is empty, it goes the other way: a commit names it
 //! no more, and after that commit's release its file is removed. A crash between leaves a file that no tree names; it is
@@ -16,12 +21,14 @@
 
 use crate::AreaError;
 use crate::area::Limits;
-use crate::segment::{Run, Segment, provided};
-use crate::segment_file::{SegmentFile, SegmentFiles, open_file};
+use crate::segment::{Run, Segment, Supply};
+use crate::segment_file::{
+    SegmentFile, SegmentFiles, create_file, file_blocks, open_file, segment_file, segment_of_file,
+};
 use format::node::SegmentItem;
 use format::superblock::{FileKind, MAGIC, OWNER_DAEMON, POOL_VERSION, Superblock};
 use format::{BLOCK_BYTES, Block, ChainNumber, CommitNumber, PoolUid, SegmentId};
-use pmem::alloc::{self, BlockAllocator, Fit};
+use pmem::alloc::{BlockAllocator, Fit};
 use pmem::{MediaError, Medium};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,6 +66,8 @@ pub(crate) struct Space {
     step_blocks: u32,
     /// There was no space in the medium for blocks of the segments that the present allocation looked at.
     shortage: Option<MediaError>,
+    /// The medium had no space since the last commit: it is not asked again for every block.
+    is_short: bool,
     /// Shared blocks that no segment of a user's own may take.
     kept: u64,
     /// Blocks that were taken since without a promise.
@@ -71,31 +80,6 @@ pub(crate) struct Space {
     retired: Vec<(CommitNumber, SegmentId)>,
     /// Files of segments that no tree names: a crash cut off their making or their removal.
     leftover: Vec<SegmentId>,
-}
-
-/// Name of a segment's file.
-pub fn segment_file(segment: SegmentId) -> String {
-    format!("segment-{segment}")
-}
-
-/// The segment whose file has this name.
-pub(crate) fn segment_of_file(name: &str) -> Option<SegmentId> {
-    let id = name.strip_prefix("segment-")?.parse().ok()?;
-    (segment_file(SegmentId::new(id)) == name).then_some(SegmentId::new(id))
-}
-
-/// Blocks of superblock and map before the data of a segment with so many blocks in all.
-pub(crate) fn blocks_before_data(file_blocks: u32) -> u32 {
-    let map = alloc::bytes_needed(file_blocks) / BLOCK_BYTES as u64;
-    1 + u32::try_from(map).expect("a map is smaller than its file")
-}
-
-/// Blocks of the whole file of a segment with so many data blocks.
-pub(crate) fn file_blocks(data_blocks: u32) -> Option<u32> {
-    // The map grows with the file that it stands in: a page for each 32,512 blocks, so two rounds are enough.
-    let first = data_blocks.checked_add(blocks_before_data(data_blocks))?;
-    let second = data_blocks.checked_add(blocks_before_data(first))?;
-    data_blocks.checked_add(blocks_before_data(second))
 }
 
 /// The commit of a segment's map that belongs to a commit of the tree; `None` if the segment is younger.
@@ -115,6 +99,7 @@ impl Space {
             segment_blocks,
             step_blocks,
             shortage: None,
+            is_short: false,
             kept: 0,
             unpromised: 0,
             next,
@@ -140,10 +125,12 @@ impl Space {
         let blocks = u32::try_from(blocks).map_err(|_| AreaError::Map(name.clone()))?;
         let commit = map_commit(base, commit).ok_or_else(|| AreaError::Map(name.clone()))?;
         let allocator = BlockAllocator::open(region.clone(), BLOCK_BYTES as u64, blocks, commit);
-        let allocator = allocator.map_err(|error| match error {
+        let mut allocator = allocator.map_err(|error| match error {
             MediaError::Damaged(_) => AreaError::Map(name),
             error => AreaError::Medium(error),
         })?;
+        // To get space that is there already takes little time.
+        allocator.withhold_unused();
         let (owner, blocks) = (item.owner.get(), item.blocks.get());
         let segment = Segment::new((region, owner), (blocks, self.step_blocks), allocator, base);
         if segment.used() != item.used.get() {
@@ -190,6 +177,34 @@ impl Space {
     pub fn unprovided(&self) -> u64 {
         let withheld = self.segments.values().map(|segment| u64::from(segment.unprovided()));
         self.uncreated() + withheld.sum::<u64>()
+    }
+
+    /// Blocks that files with any key can take, and for which there is space in the medium.
+    pub fn provided_shared(&self) -> u64 {
+        let of = |segment: &Segment| u64::from(segment.allocatable() - segment.unprovided());
+        let daemons = self.segments.values().filter(|segment| segment.file.owner == OWNER_DAEMON);
+        daemons.map(of).sum()
+    }
+
+    /// Gives back to the medium the space of free blocks that only their users can take, up to so many bytes; returns how many.
+    pub fn give_back(&mut self, bytes_max: u64) -> Result<u64, AreaError> {
+        let mut given = 0;
+        for segment in self.segments.values_mut().filter(|segment| segment.file.owner != OWNER_DAEMON) {
+            let left = bytes_max.saturating_sub(given).div_ceil(BLOCK_BYTES as u64);
+            given += segment.give_back(u32::try_from(left).unwrap_or(u32::MAX))?;
+        }
+        Ok(given)
+    }
+
+    /// Whether time passes before more could be given back.
+    pub fn has_resting_blocks(&self) -> bool {
+        let own = self.segments.values().filter(|segment| segment.file.owner != OWNER_DAEMON);
+        own.into_iter().any(|segment| segment.allocator.has_resting_chunks())
+    }
+
+    /// Blocks that are free from here on keep their space until the next call.
+    pub fn note_time(&mut self) {
+        self.segments.values_mut().for_each(|segment| segment.allocator.note_time());
     }
 
     /// Segments.
@@ -279,6 +294,7 @@ impl Space {
         let ids = self.segments.iter().filter(|(_, segment)| made(segment)).map(|(id, _)| *id);
         self.leftover.extend(ids);
         self.segments.retain(|_, segment| !made(segment));
+        self.is_short = false;
         self.segments.append(&mut self.retiring);
         self.segments.values_mut().for_each(Segment::note_verified);
         for run in allocated.filter(|run| !self.leftover.contains(&run.segment)).collect::<Vec<_>>() {
@@ -331,25 +347,39 @@ impl Space {
         wanted: (u32, Fit),
         made: CommitStamp,
     ) -> Result<Option<Run>, AreaError> {
+        let is_own = |segment: &Segment| !segment.is_empty();
         if owner != OWNER_DAEMON {
-            if let Some(run) = self.allocate_within(owner, wanted, |segment| !segment.is_empty())? {
+            if let Some(run) = self.allocate_within(owner, wanted, self.free_supply(), is_own)? {
                 return Ok(Some(run));
             }
             if let Some(run) = self.allocate_as_own(owner, wanted, made)? {
                 return Ok(Some(run));
             }
         }
-        if let Some(run) = self.allocate_within(OWNER_DAEMON, wanted, |_| true)? {
+        if let Some(run) = self.allocate_within(OWNER_DAEMON, wanted, self.held_supply(), |_| true)? {
             return Ok(Some(run));
         }
         if self.uncreated() == 0 {
             self.retire(|_| true);
         }
-        if self.uncreated() == 0 {
-            return Ok(None);
+        if self.uncreated() > 0 {
+            self.create(OWNER_DAEMON, self.held_supply(), made)?;
+            return self.allocate_within(OWNER_DAEMON, wanted, self.held_supply(), |_| true);
         }
-        self.create(OWNER_DAEMON, made)?;
-        self.allocate_within(OWNER_DAEMON, wanted, |_| true)
+        if owner != OWNER_DAEMON {
+            return self.allocate_within(owner, wanted, self.held_supply(), is_own);
+        }
+        Ok(None)
+    }
+
+    /// Space for what may be done without.
+    fn free_supply(&self) -> Supply {
+        if self.is_short { Supply::Nothing } else { Supply::Free }
+    }
+
+    /// Space for what has to be done.
+    fn held_supply(&self) -> Supply {
+        Supply::Held { is_short: self.is_short }
     }
 
     /// Takes a run of a segment that becomes a user's own; none if the shared blocks have to stay so.
@@ -361,29 +391,45 @@ impl Space {
     ) -> Result<Option<Run>, AreaError> {
         let Some(spare) = self.shared().checked_sub(self.kept) else { return Ok(None) };
         let fits = |segment: &Segment| u64::from(segment.blocks) <= spare;
-        if let Some(run) = self.allocate_within(owner, wanted, fits)? {
+        if let Some(run) = self.allocate_within(owner, wanted, self.free_supply(), fits)? {
             return Ok(Some(run));
         }
+        if self.is_short {
+            return Ok(None);
+        }
+        // What is free in a segment of the daemon's may back reservations.
         if self.uncreated() == 0 {
-            self.retire(|segment| segment.file.owner != owner && fits(segment));
+            self.retire(|segment| ![owner, OWNER_DAEMON].contains(&segment.file.owner) && fits(segment));
         }
         let blocks = u64::from(self.next_blocks(owner));
         if blocks == 0 || blocks > spare {
             return Ok(None);
         }
-        match self.create(owner, made) {
-            Err(AreaError::Medium(error)) if error.is_shortage() => Ok(None),
-            created => created.and_then(|()| self.allocate_within(owner, wanted, |_| true)),
+        match self.create(owner, Supply::Free, made) {
+            Err(AreaError::Medium(error)) if error.is_shortage() => {
+                self.note_shortage(error);
+                Ok(None)
+            }
+            created => {
+                created.and_then(|()| self.allocate_within(owner, wanted, self.free_supply(), |_| true))
+            }
         }
+    }
+
+    fn note_shortage(&mut self, error: MediaError) {
+        self.shortage = Some(error);
+        self.is_short = true;
     }
 
     fn allocate_within(
         &mut self,
         owner: u32,
         (blocks_max, fit): (u32, Fit),
+        supply: Supply,
         may_take: impl Fn(&Segment) -> bool,
     ) -> Result<Option<Run>, AreaError> {
-        let mut short = None;
+        let (mut short, mut shortage) = (None, None);
+        let medium = self.medium.clone();
         // The oldest first: the youngest has the most memory that was never written.
         let segments = self.segments.iter_mut();
         for (id, segment) in segments.filter(|(_, segment)| segment.file.owner == owner && may_take(segment))
@@ -392,15 +438,18 @@ impl Space {
                 short = short.or_else(|| (segment.allocatable() > 0).then_some(*id));
                 continue;
             }
-            match segment.allocate(blocks_max, fit) {
+            match segment.allocate((blocks_max, fit), (&medium, supply)) {
                 Ok(Some((block, blocks))) => return Ok(Some(Run { segment: *id, block, blocks })),
                 Ok(None) => {}
-                Err(AreaError::Medium(error)) if error.is_shortage() => self.shortage = Some(error),
+                Err(AreaError::Medium(error)) if error.is_shortage() => shortage = Some(error),
                 Err(error) => return Err(error),
             }
         }
+        if let Some(error) = shortage {
+            self.note_shortage(error);
+        }
         let Some(id) = short else { return Ok(None) };
-        let found = self.get_mut(id).allocate(blocks_max, fit)?;
+        let found = self.get_mut(id).allocate((blocks_max, fit), (&medium, supply))?;
         Ok(found.map(|(block, blocks)| Run { segment: id, block, blocks }))
     }
 
@@ -448,19 +497,20 @@ impl Space {
     }
 
     /// Makes a segment for files with this key. It is part of the pool once a commit names it.
-    fn create(&mut self, owner: u32, made: CommitStamp) -> Result<(), AreaError> {
+    fn create(&mut self, owner: u32, supply: Supply, made: CommitStamp) -> Result<(), AreaError> {
         let blocks = self.next_blocks(owner);
         for id in std::mem::take(&mut self.leftover) {
             self.remove_file(id)?;
         }
         let id = self.next;
-        self.next = SegmentId::new(id.get().checked_add(1).ok_or(AreaError::NoSpace)?);
+        let next = SegmentId::new(id.get().checked_add(1).ok_or(AreaError::NoSpace)?);
         let name = segment_file(id);
         let in_file = file_blocks(blocks).ok_or(AreaError::Geometry("segment_blocks"))?;
         let file_bytes = u64::from(in_file) * BLOCK_BYTES as u64;
         let before_data = in_file - blocks;
-        let reserved = u64::from(provided(before_data, self.step_blocks)) * BLOCK_BYTES as u64;
-        let region = self.medium.create_in_steps(&name, file_bytes, reserved.min(file_bytes))?;
+        let (region, provided) =
+            create_file(&self.medium, &name, (in_file, before_data, self.step_blocks), supply)?;
+        self.next = next;
         let base = made.commit.get().checked_sub(1).expect("commits are counted from 1");
         let superblock = Superblock {
             magic: MAGIC,
@@ -479,6 +529,7 @@ impl Space {
         region.write(0, &superblock.encode());
         let mut allocator = BlockAllocator::format(region.clone(), BLOCK_BYTES as u64, in_file);
         allocator.allocate_at(Block::new(0), before_data);
+        allocator.withhold_from(Block::new(provided));
         let blocks = (blocks, self.step_blocks);
         self.segments.insert(id, Segment::new((region, owner), blocks, allocator, base));
         Ok(())
@@ -543,6 +594,7 @@ impl Space {
         }
         let (gone, kept) = self.retired.drain(..).partition(|(retired_in, _)| *retired_in <= commit);
         self.retired = kept;
+        self.is_short = false;
         let gone: Vec<(CommitNumber, SegmentId)> = gone;
         for (_, id) in gone {
             self.remove_file(id)?;

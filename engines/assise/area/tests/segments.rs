@@ -122,6 +122,70 @@ fn a_step_that_gets_no_space_is_an_error_of_the_medium() {
     findings(&recorder.medium()).unwrap();
 }
 
+/// Blocks of the space that is held in the tests below.
+const HELD: u64 = 300;
+
+/// Another program has filled the medium: the pool's segments take what is held, in chunks, and not a block is missing at the end.
+#[test]
+fn held_space_is_for_blocks_of_all_users_on_a_full_medium() {
+    let recorder = Recorder::new();
+    recorder.limit_space(64 << 20);
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 4000, in_steps());
+    commit(&mut area, &[file(2, 1, "first")], 1).unwrap();
+    commit(&mut area, &[write(2, 0, 1, 4096)], 50).unwrap();
+    medium.hold(HELD * 4096).unwrap();
+    recorder.fill_space();
+    let (mut from, before) = (1, area.usage().blocks_unmade);
+    let refused = loop {
+        match commit(&mut area, &[write(2, from * 4096, 1, 4096)], 100 + from) {
+            Ok(_) => from += 1,
+            Err(why) => break why,
+        }
+    };
+    assert!(matches!(refused, AreaError::Medium(MediaError::NoSpace)), "{refused:?}");
+    // A chunk that is begun and the header of a segment are all that is lost.
+    let provided = before - area.usage().blocks_unmade;
+    assert!((HELD - 64 - 3..=HELD).contains(&provided), "{provided}");
+    assert!(from > STEP - 3 + HELD - 64 - 3 && medium.held_bytes() < Some(64 * 4096), "{from}");
+    // The pool is whole, also for the next process, and goes on with little space.
+    drop(area);
+    let mut area = Area::open(&medium, in_steps()).unwrap();
+    commit(&mut area, &[support::unlink(2, 1, "first")], 5000).unwrap();
+    commit(&mut area, &[file(3, 1, "second")], 5001).unwrap();
+    commit(&mut area, &[write(3, 0, 7, 40_960)], 5002).unwrap();
+    findings(&medium).unwrap();
+}
+
+/// Free blocks of a user's segments give their space back, but not as soon as they are free.
+#[test]
+fn free_blocks_give_their_space_back() {
+    let recorder = Recorder::new();
+    recorder.limit_space(64 << 20);
+    let medium = recorder.medium();
+    let mut area = pool(&medium, 4000, in_steps());
+    commit(&mut area, &[file(2, 1, "first"), file(3, 1, "second")], 1).unwrap();
+    let blocks = |inode: u64, count: u64| -> Vec<Step> {
+        (0..count).map(|block| write(inode, block * 4096, 1, 4096)).collect()
+    };
+    commit(&mut area, &blocks(2, 300), 100).unwrap();
+    commit(&mut area, &blocks(3, 10), 500).unwrap();
+    recorder.fill_space();
+    area.note_time();
+    commit(&mut area, &[support::unlink(2, 1, "first")], 600).unwrap();
+    commit(&mut area, &[write(3, 0, 2, 4096)], 700).unwrap();
+    let freed = area.give_back(u64::MAX).unwrap();
+    assert!(area.has_resting_blocks() && freed < 100 * 4096, "{freed}");
+    area.note_time();
+    let freed = freed + area.give_back(u64::MAX).unwrap();
+    assert!((300 - 2 * 64..=STEP * 3).contains(&(freed / 4096)), "{freed}");
+    assert_eq!((recorder.space_left(), area.has_resting_blocks()), (Some(freed), false));
+    // The recorder finds a store to a block without space.
+    commit(&mut area, &[file(4, 1, "third")], 800).unwrap();
+    commit(&mut area, &blocks(4, 250), 900).unwrap();
+    findings(&medium).unwrap();
+}
+
 /// A pool with few files takes little memory, and no batch waits long for the kernel.
 #[test]
 fn segments_are_as_large_as_those_before_together() {

@@ -7,12 +7,14 @@
 
 use crate::error::Error;
 use crate::logs::bytes_between;
+use crate::unexecuted::Unexecuted;
 use format::checksum::{Running, Salt};
 use format::envelope::{Envelope, checksum_header};
+use format::record::data_blocks_of_header;
 use format::{DecodeError, FRAME_ALIGN, HEADER_BYTES, Sequence};
 use ipc::Digested;
 use pmem::ring::PAD_KIND;
-use pmem::{MediaError, Region};
+use pmem::{MediaError, Medium, Region};
 use std::ops::Range;
 
 /// A log's file gets space for so many bytes more than arrive, if there is so much.
@@ -39,6 +41,8 @@ pub(crate) struct Stream {
     unfinished: Option<UnfinishedEntry>,
     /// For logs only: the frame of which a part has arrived. It is checked while it arrives, and not read again.
     arriving: Option<ArrivingFrame>,
+    /// For logs only: data blocks that the records need which the tree does not contain.
+    pub unexecuted: Unexecuted,
 }
 
 /// A partly received frame of a log.
@@ -51,6 +55,8 @@ struct ArrivingFrame {
     payload_left: u64,
     left: u64,
     after: Digested,
+    /// Data blocks that its record needs.
+    data_blocks: u64,
 }
 
 impl ArrivingFrame {
@@ -111,6 +117,7 @@ impl Stream {
             executed,
             unfinished,
             arriving,
+            unexecuted: Unexecuted::default(),
         }
     }
 
@@ -124,7 +131,7 @@ impl Stream {
     ///
     /// # Errors
     /// The error of the medium.
-    pub fn reserve(&mut self, up_to: u64) -> Result<Option<Range<u64>>, MediaError> {
+    pub fn reserve(&mut self, medium: &Medium, up_to: u64) -> Result<Option<Range<u64>>, MediaError> {
         if up_to <= self.reserved || up_to > self.ring.1 {
             return Ok(None);
         }
@@ -132,7 +139,7 @@ impl Stream {
         let mut part = self.reserved..more;
         if self.region.reserve(part.clone()).is_err() {
             part.end = up_to;
-            self.region.reserve(part.clone())?;
+            medium.with_held(part.end - part.start, || self.region.reserve(part.clone()))?;
         }
         self.reserved = part.end;
         Ok(Some(part))
@@ -142,6 +149,14 @@ impl Stream {
     pub fn rewind(&mut self) {
         self.drop_unfinished();
         (self.end, self.synced) = (self.executed, self.executed.sequence);
+        self.unexecuted.drop_behind(self.executed.sequence);
+    }
+
+    /// Goes back to an end that it had before the last bytes arrived, which are not synced.
+    pub fn go_back(&mut self, end: Digested) {
+        self.drop_unfinished();
+        self.end = end;
+        self.unexecuted.drop_behind(end.sequence);
     }
 
     /// Forgets what has arrived of a frame that is not complete.
@@ -188,6 +203,7 @@ impl Stream {
                 self.arriving = Some(frame);
             } else if frame.checksum.finish() == frame.expected {
                 self.advance(frame.bytes, frame.after);
+                self.unexecuted.add(frame.after.sequence, frame.data_blocks);
             } else {
                 return Err(DecodeError::Checksum.into());
             }
@@ -204,6 +220,7 @@ impl Stream {
             payload_left: envelope.payload_bytes.get().into(),
             left: envelope.frame_bytes() - HEADER_BYTES as u64,
             after,
+            data_blocks: data_blocks_of_header(header),
         })
     }
 
@@ -265,8 +282,8 @@ mod tests {
     use crate::logs::{BEGINNING, LogFile, LogSize, RING_START};
     use format::record::Kind;
     use format::{Incarnation, LogUid, PoolUid};
+    use pmem::Recorder;
     use pmem::ring::{AppendRing, RingPosition};
-    use pmem::{Medium, Recorder};
 
     const LOG: (LogUid, Incarnation) = (LogUid::new(7), Incarnation::new(1));
     const FILE_BYTES: u64 = RING_START + (256 << 10);

@@ -67,6 +67,7 @@ fn reason_of(refusal: MirrorRefusal) -> &'static str {
         MirrorRefusal::Ledger => "its ledger has another length",
         MirrorRefusal::Closed => "it takes nothing",
         MirrorRefusal::Import => "it could not take in the tree",
+        MirrorRefusal::Space => "its medium has no space for more",
         MirrorRefusal::Compare => "it cannot compare its tree now",
     }
 }

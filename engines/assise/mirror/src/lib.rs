@@ -23,12 +23,13 @@ mod receiver;
 mod records;
 mod sender;
 mod stream;
+mod unexecuted;
 
 pub use compare::{Comparison, is_compare, say_held, say_sums, sums_max};
 pub use error::Error;
 pub use greeting::{judge_terms, take_message};
 pub use import::{TreeSender, is_of_import, say_changed, say_imported};
-pub use receiver::{HeadTerms, Receiver, Stepped, refuse, say_executed, say_progress};
+pub use receiver::{HeadTerms, Receiver, SpaceFor, Stepped, refuse, say_executed, say_progress};
 pub use records::{FetchedBytes, asks_for_records, no_records, part_of, records_of};
 pub use sender::{CopyEnds, CopyReport, LogPush, Sender};
 

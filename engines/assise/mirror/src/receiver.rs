@@ -11,6 +11,7 @@ use crate::greeting::judge_terms;
 use crate::ledger::{LEDGER_START, LedgerError, LedgerPosition, ledger_ring_end, next_entry};
 use crate::logs::{BEGINNING, FIRST_SPACE, LOG_BYTES_MAX, LogFile, LogSize, RING_START};
 use crate::stream::message;
+use crate::unexecuted::Unexecuted;
 use format::checksum::Salt;
 use format::envelope::{check_frame, frame_bytes};
 use format::ledger::{Entry, Event as EntryEvent, salt_of};
@@ -18,6 +19,7 @@ use format::mirror::{
     DataPart, DataParts, LEDGER_STREAM, LogEnds, LogMark, MirrorEnds, MirrorHead, MirrorHello, MirrorKind,
     MirrorMessage, MirrorOpen, MirrorRefusal, SyncedMark,
 };
+use format::record::data_blocks_of_header;
 use format::{HEADER_BYTES, Incarnation, LogUid, PoolUid, Sequence};
 use ipc::{Digested, Time};
 use pmem::{MediaError, Medium, Region};
@@ -48,6 +50,9 @@ pub enum Stepped {
     Synced,
 }
 
+/// Says whether the pool has space for the data blocks of records that are not executed, and gets some if there is too little.
+pub type SpaceFor = Box<dyn Fn(u64) -> bool + Send>;
+
 /// The file of a log.
 struct MirroredLog {
     stream: Stream,
@@ -67,6 +72,8 @@ pub struct Receiver {
     logs: BTreeMap<(LogUid, Incarnation), MirroredLog>,
     /// Parts of logs that have got space since they were last taken.
     new_parts: Vec<(Region, Range<u64>)>,
+    /// None: the medium is never full.
+    space_for: Option<SpaceFor>,
 }
 
 impl Receiver {
@@ -105,6 +112,7 @@ impl Receiver {
             key,
             logs: BTreeMap::new(),
             new_parts: Vec::new(),
+            space_for: None,
         };
         for (log, incarnation, executed) in logs_there {
             receiver.find_log(log, incarnation, executed)?;
@@ -121,11 +129,17 @@ impl Receiver {
             return Ok(());
         }
         let (mut frames, mut end) = (file.frames(executed), executed);
+        let mut unexecuted = Unexecuted::default();
         while let Some(frame) = frames.next()? {
             end = frame.after;
+            let header = frame.bytes.first_chunk().expect("a frame begins with its header");
+            unexecuted.add(end.sequence, data_blocks_of_header(header));
         }
         file.sync()?;
         self.add_log((log, incarnation), &file, end, executed);
+        if let Some(log) = self.logs.get_mut(&(log, incarnation)) {
+            log.stream.unexecuted = unexecuted;
+        }
         Ok(())
     }
 
@@ -133,6 +147,22 @@ impl Receiver {
         let ring = (RING_START, file.ring_end());
         let stream = Stream::new(file.region().clone(), ring, end, executed);
         self.logs.insert(key, MirroredLog { stream, salt: file.salt() });
+    }
+
+    /// From here on nothing is received that this says there is no space for.
+    pub fn set_space_for(&mut self, space_for: SpaceFor) {
+        self.space_for = Some(space_for);
+    }
+
+    /// Data blocks of the records that were received and are not executed.
+    pub fn unexecuted_blocks(&self) -> u64 {
+        self.logs.values().map(|log| log.stream.unexecuted.blocks()).sum()
+    }
+
+    /// Whether there is space for those, and for `more`.
+    pub fn has_space(&self, more: u64) -> bool {
+        let blocks = self.unexecuted_blocks().saturating_add(more);
+        self.space_for.as_ref().is_none_or(|space_for| space_for(blocks))
     }
 
     /// The parts of logs that have got space since the last call: their memory is untouched.
@@ -157,6 +187,7 @@ impl Receiver {
         for mark in logs {
             if let Some(log) = self.logs.get_mut(&(mark.log, mark.incarnation)) {
                 log.stream.executed = Digested { sequence: mark.sequence, position: mark.position.get() };
+                log.stream.unexecuted.executed(mark.sequence);
             }
         }
     }
@@ -306,7 +337,8 @@ impl Receiver {
             Err(error) => return Err(error.into()),
         }
         let size = LogSize { file_bytes: bytes, space: FIRST_SPACE };
-        let file = LogFile::create(&self.medium, self.pool, key, size, open.owner.get())?;
+        let create = || LogFile::create(&self.medium, self.pool, key, size, open.owner.get());
+        let file = self.medium.with_held(FIRST_SPACE, create)?;
         let before = Digested { sequence: open.before, ..BEGINNING };
         self.add_log(key, &file, before, before);
         let first = 0..FIRST_SPACE.min(bytes);
@@ -332,9 +364,18 @@ impl Receiver {
     fn write_log(&mut self, part: &DataPart, bytes: &[u8]) -> Result<(), Error> {
         let log = self.logs.get_mut(&(part.log, part.incarnation));
         let MirroredLog { stream, salt } = log.ok_or(Error::Broken("bytes of a log that is not there"))?;
-        let new = stream.reserve(part.position() + bytes.len() as u64)?;
+        let new = stream.reserve(&self.medium, part.position() + bytes.len() as u64)?;
         self.new_parts.extend(new.map(|range| (stream.region.clone(), range)));
-        stream.write_frames(*salt, part.position(), bytes)
+        let (end, blocks) = (stream.end, stream.unexecuted.blocks());
+        stream.write_frames(*salt, part.position(), bytes)?;
+        let needs_more = stream.unexecuted.blocks() > blocks;
+        if needs_more && !self.has_space(0) {
+            if let Some(log) = self.logs.get_mut(&(part.log, part.incarnation)) {
+                log.stream.go_back(end);
+            }
+            return Err(MediaError::NoSpace.into());
+        }
+        Ok(())
     }
 
     /// Advances the end of the ledger over complete entries, also into a new life.

@@ -67,7 +67,7 @@ impl Core {
                 file.give(self.pool, life, caller.uid);
                 file
             }
-            None => Arc::new(self.make_log(life, caller.uid)?),
+            None => Arc::new(self.make_needed_log(life, caller.uid)?),
         };
         let beginning = Beginning {
             log,
@@ -79,6 +79,7 @@ impl Core {
             pid,
             started: self.host.started(pid),
         };
+        self.hold_for_session();
         let registered = Shared::new(&self.host, &self.config).and_then(|shared| {
             let shared = Arc::new(shared);
             Ok((self.register(beginning, &file, &shared, former)?, shared))

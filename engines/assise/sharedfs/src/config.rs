@@ -37,6 +37,8 @@ pub struct Config {
     pub room_reserve: u64,
     /// Further blocks that are promised only for records that replace blocks, at most; see [`Self::replace_reserve`].
     pub replace_reserve_max: u64,
+    /// Bytes that a pool holds on its medium beyond those that back reservations, at most; see [`Self::held_spare`].
+    pub held_spare_max: u64,
     /// Lease words of a session: leases that it may hold beside its own range.
     pub lease_words: u32,
     /// Inodes that are remembered as met by a session; beyond it those without a lease or reference are forgotten.
@@ -96,6 +98,7 @@ impl Default for Config {
             room_blocks: 1 << 8,
             room_reserve: 1 << 10,
             replace_reserve_max: 1 << 9,
+            held_spare_max: 64 << 20,
             lease_words: 1 << 16,
             known_max: 1 << 18,
             references_max: 1 << 16,
@@ -126,10 +129,19 @@ const FILE_BYTES_MIN: u64 = 2 * format::BLOCK_BYTES as u64;
 /// At most this part of the capacity is left by all records except those that replace blocks.
 const REPLACE_RESERVE_PART: u64 = 64;
 
+/// At most this part of the capacity is held as spare.
+const HELD_SPARE_PART: u64 = 4;
+
 impl Config {
     /// Blocks that are promised only for records that replace blocks.
     pub fn replace_reserve(&self) -> u64 {
         self.replace_reserve_max.min(self.area.capacity_blocks / REPLACE_RESERVE_PART)
+    }
+
+    /// Bytes that a pool holds beyond those that back reservations, while no program writes.
+    pub fn held_spare(&self) -> u64 {
+        let capacity = self.area.capacity_blocks.saturating_mul(format::BLOCK_BYTES as u64);
+        self.held_spare_max.min(capacity / HELD_SPARE_PART)
     }
 
     /// # Errors

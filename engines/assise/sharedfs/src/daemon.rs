@@ -16,6 +16,7 @@ use crate::ledger::{LEDGER_BEGINNING, Ledger};
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
 use crate::pace::Pace;
+use crate::pool_space::{Holding, PoolSpace};
 use crate::recalls::Patience;
 use crate::register::Register;
 use crate::replay::copy::LocalCopy;
@@ -28,7 +29,7 @@ use crate::take_over::{FormerDaemon, Recovered, take_over};
 use area::{Area, NewPool, Usage};
 use ccnvm::SessionId;
 use format::session::Welcome;
-use format::{Epoch, NodeId, PoolUid, Sequence};
+use format::{Epoch, NodeId, PoolUid};
 use ipc::host::{FENCE_PAUSE, Host, WAKE_ALL};
 use ipc::lock::Lock;
 use ipc::ring::RingLimits;
@@ -177,12 +178,14 @@ impl Daemon {
     ) -> Result<(Self, Recovered), Error> {
         config.check()?;
         let pool_lock = lock_pool(&*host, medium, &config)?;
+        medium.open_held()?;
         let mut area = Area::open(medium, config.area)?;
         make_files_anew(medium, &mut area)?;
         let generations = Arc::new(Generations::new(&*host)?);
         let copy = LocalCopy::open(&area, medium, &config, generations)?;
         let term = Term { node: config.node, epoch: Epoch::default(), version: 0 };
         let (core, recovered) = Self::begin(host, medium, config, (area, copy), (term, Vec::new()))?;
+        PoolSpace::of(medium, &config).hold_at_start((0, 0));
         Ok((Self::of(core, pool_lock), recovered))
     }
 
@@ -230,6 +233,7 @@ impl Daemon {
             parked: Word::new(0),
             syncing: Lock::new(host.clone(), ()),
             copies: taken.copies,
+            holding: Lock::new(host.clone(), Holding::default()),
             importing: Lock::new(host.clone(), Default::default()),
             tree_sent: Lock::new(host.clone(), None),
             kept_calls: Lock::new(host.clone(), Vec::new()),
@@ -448,6 +452,11 @@ impl Daemon {
         self.lost().is_some() || self.core.state.lock().lacks
     }
 
+    /// Whether the medium lacks space that the pool should hold: writes that need new blocks may get `NoSpace`.
+    pub fn lacks_space(&self) -> bool {
+        self.core.lacks_space()
+    }
+
     /// Waits until the daemon has stopped, possibly for ever; gives the reason.
     pub fn until_failure(&self) -> String {
         loop {
@@ -530,67 +539,5 @@ impl Core {
     fn serve_apart(self: &Arc<Self>, session: SessionId) -> Result<(), Error> {
         let core = self.clone();
         self.spawn("session", move || core.serve(session))
-    }
-
-    /// The background thread.
-    fn background(self: &Arc<Self>) {
-        let mut next_look = self.host.now().after(self.config.idle_digest);
-        loop {
-            // Acquire: pairs with the Release of `announce_work` and of `stop`.
-            let seen = self.work.load(Ordering::Acquire);
-            if self.ending.load(Ordering::Acquire) != 0 {
-                return;
-            }
-            // However busy other processes are, an idle one does not keep the files that it has closed.
-            if self.host.now() >= next_look {
-                next_look = self.host.now().after(self.config.idle_digest);
-                self.end_released();
-            }
-            self.tidy_wanted(false);
-            self.form_large_pages();
-            self.make_ready_logs();
-            if !self.goes_on() || self.state.lock().is_stopped() {
-                self.tell_failure();
-            }
-            let until = self.host.now().after(self.config.idle_digest);
-            if self.host.wait(&self.work, seen, Some(until)) == ipc::Waited::TimedOut {
-                self.tidy_wanted(true);
-            }
-        }
-    }
-
-    /// Digests logs that asked for it, or all logs that have records; removes inodes without a name.
-    pub fn tidy_wanted(&self, all: bool) {
-        let wanted: Vec<(SessionId, Sequence)> = {
-            let mut state = self.state.lock();
-            state.drop_detached_of_dead(self);
-            let tended = state.tend_register();
-            if state.guard(tended).is_err() {
-                return;
-            }
-            let state = &mut *state;
-            let copy = &state.copy;
-            let wants = state.sessions.iter_mut().filter_map(|(id, session)| {
-                let committed = session.shared.committed();
-                let watermark = self.copies.watermark(session.log, session.right);
-                // Records that the copies lack are digested when the copies have them: this thread does not wait for
-                // copies.
-                let up_to = watermark.map_or(committed, |watermark| watermark.min(committed));
-                let behind = up_to > copy.digested(session.log).sequence;
-                let wants = session.wants_digest || all;
-                session.wants_digest &= up_to < committed;
-                (wants && behind).then_some((*id, up_to))
-            });
-            wants.collect::<Vec<_>>()
-        };
-        for (id, up_to) in wanted {
-            if let Ok(crate::digest::Step::Cut(reason)) = self.digest_and_go_on(id, up_to) {
-                self.terminate(id, TerminationReason::Cut(reason));
-            }
-        }
-        if all {
-            self.end_released();
-        }
-        while matches!(self.reap_step(), Ok(true)) {}
     }
 }

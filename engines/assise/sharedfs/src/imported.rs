@@ -31,7 +31,8 @@ pub(crate) fn make_files_anew(medium: &Medium, area: &mut Area) -> Result<(), Er
         // A log with an impossible size has no file; the head is told so.
         if (RING_START + format::HEADER_BYTES as u64..=LOG_BYTES_MAX).contains(&bytes) {
             let size = LogSize { file_bytes: bytes, space: FIRST_SPACE };
-            LogFile::create(medium, area.pool(), (log, item.incarnation), size, item.uid.get())?;
+            let (life, owner) = ((log, item.incarnation), item.uid.get());
+            medium.with_held(FIRST_SPACE, || LogFile::create(medium, area.pool(), life, size, owner))?;
         }
     }
     // A tree that was given up is none before an import has replaced it.

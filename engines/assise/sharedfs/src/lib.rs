@@ -16,6 +16,7 @@
 mod abandon;
 mod accept;
 mod attach;
+mod background;
 
 mod commits;
 mod compare;
@@ -46,6 +47,7 @@ mod notes;
 mod pace;
 mod passes;
 mod pinned;
+mod pool_space;
 mod programs;
 mod ready;
 mod recalls;

@@ -60,7 +60,8 @@ impl Core {
         let mut area = self.area_for_other();
         let commit = area.commit();
         area.release(commit)?;
-        self.state.lock().copy.free = crate::room::Free::of(&area);
+        let free = &mut self.state.lock().copy.free;
+        *free = crate::room::Free::of(&area, free.space.take());
         Ok(())
     }
 }

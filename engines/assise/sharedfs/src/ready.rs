@@ -39,6 +39,27 @@ impl Core {
         }
     }
 
+    /// The same for a session that begins: on a full medium the log takes the space that the pool holds for a few logs.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub fn make_needed_log(&self, life: (LogUid, Incarnation), owner: u32) -> Result<LogFile, MediaError> {
+        match self.make_log(life, owner) {
+            Err(MediaError::NoSpace) if self.may_take_log() => {
+                let bytes = self.config.log_bytes;
+                self.medium.with_held(bytes, || self.make_log(life, owner))
+            }
+            made => made,
+        }
+    }
+
+    fn may_take_log(&self) -> bool {
+        let state = self.state.lock();
+        let free = &state.copy.free;
+        let blocks = (state.room.reserved(), free.provided);
+        free.space.as_ref().is_some_and(|space| space.has_log(self.config.log_bytes, blocks))
+    }
+
     /// Makes as many logs ready as there should be. Called by the background thread; no lock is held meanwhile.
     pub fn make_ready_logs(&self) {
         if !has_descriptors(SESSION_DESCRIPTORS * SESSIONS_TO_COME / 2) {

@@ -29,6 +29,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 const START: u64 = BLOCK_BYTES as u64;
 /// Entries of the smallest register.
 const ENTRIES_MIN: u64 = 16 << 10;
+/// Bytes of the smallest register.
+pub(crate) const REGISTER_BYTES_MIN: u64 = START + ENTRIES_MIN * REGISTER_ENTRY_BYTES as u64;
 /// A register is written anew when it has so many times more entries than are needed.
 const SPARSE: u64 = 4;
 /// Logs for which a session remembers how far they were recovered: those of the sessions before it; the oldest are
@@ -130,7 +132,8 @@ impl Register {
         let number = self.number + 1;
         let bytes = START + entries_max * REGISTER_ENTRY_BYTES as u64;
         // If there is no space for it, the old one is removed too, so that programs are told nothing false.
-        self.region = self.medium.create(&file_name(number), bytes).ok();
+        let medium = &self.medium;
+        self.region = medium.with_held(bytes, || medium.create(&file_name(number), bytes)).ok();
         (self.number, self.entries, self.entries_max, self.needed) = (number, 0, entries_max, needed);
         if let Some(region) = self.region.clone() {
             for entry in entries {

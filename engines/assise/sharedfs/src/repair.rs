@@ -279,7 +279,8 @@ pub(crate) fn made_again(
         Ok(()) | Err(MediaError::NotFound) => {}
         Err(error) => return Err(error),
     }
-    LogFile::create(medium, pool, life, LogSize { file_bytes, space: FIRST_SPACE }, owner)
+    let size = LogSize { file_bytes, space: FIRST_SPACE };
+    medium.with_held(FIRST_SPACE, || LogFile::create(medium, pool, life, size, owner))
 }
 
 #[cfg(test)]

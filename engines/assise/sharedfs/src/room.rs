@@ -11,9 +11,13 @@
 //! record is digested, files have no more blocks than before, so that the part is there again. The blocks that it frees
 //! may be in a user's own segments. Then the user's other records leave as many of those.
 //!
+//! Reservations need space of the medium, too: no more blocks are reserved than have some (`pool_space`). There, blocks of a user's
+//! own segments do not count.
+//!
 //! While a batch is prepared, the free space is known as of the last commit. Blocks that the batch takes stay reserved
 //! until the commit. Of the blocks that it leaves, no more are reserved meanwhile than it was told to keep.
 
+use crate::pool_space::PoolSpace;
 use area::{FreeBlocks, Usage};
 use ccnvm::SessionId;
 use std::collections::BTreeMap;
@@ -38,11 +42,20 @@ const REPLACING_MIN: u64 = 8;
 pub(crate) struct Free {
     pub usage: Usage,
     pub blocks: FreeBlocks,
+    /// Free blocks with space in the medium that files of all owners can take.
+    pub provided: u64,
+    /// The space that the pool holds; `None` if the medium is never full.
+    pub space: Option<PoolSpace>,
 }
 
 impl Free {
-    pub fn of(area: &area::Area) -> Self {
-        Self { usage: area.usage(), blocks: area.free_blocks() }
+    pub fn of(area: &area::Area, space: Option<PoolSpace>) -> Self {
+        Self { usage: area.usage(), blocks: area.free_blocks(), provided: area.provided_blocks(), space }
+    }
+
+    /// Blocks that have space in the medium, or for which the pool holds some.
+    fn backed(&self) -> u64 {
+        self.space.as_ref().map_or(u64::MAX, |space| space.backed(self.provided))
     }
 
     fn own(&self, owner: u32) -> u64 {
@@ -112,6 +125,8 @@ struct Ahead {
 pub(crate) struct Room {
     promised: BTreeMap<SessionId, Promise>,
     total: u64,
+    /// Blocks that were reserved since the start.
+    granted: u64,
     /// Blocks that are never reserved for a session.
     reserve: u64,
     /// Further blocks that are reserved only for records that replace blocks.
@@ -126,7 +141,8 @@ impl Room {
     /// Nothing is reserved. `reserve` blocks never are, and `replace_reserve` further ones only for records that replace
     /// blocks.
     pub fn new(reserve: u64, replace_reserve: u64) -> Self {
-        Self { promised: BTreeMap::new(), total: 0, reserve, replace_reserve, ahead: None, lent: 0 }
+        let (promised, ahead) = (BTreeMap::new(), None);
+        Self { promised, total: 0, granted: 0, reserve, replace_reserve, ahead, lent: 0 }
     }
 
     /// Begins a batch, which may have to make a user's segment of so many blocks. Returns the blocks and nodes that it
@@ -189,9 +205,47 @@ impl Room {
         shared + beyond.sum::<u64>() + self.lent
     }
 
+    /// Blocks that need space of the medium.
+    pub fn reserved(&self) -> u64 {
+        self.total + self.lent
+    }
+
+    /// Blocks that were reserved since the start.
+    pub fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// Blocks with space in the medium that are neither reserved nor in the reserve for replacing.
+    fn in_medium(&self, free: &Free) -> u64 {
+        self.in_medium_to_replace(free).saturating_sub(self.replace_reserve)
+    }
+
+    /// The same with the reserve for replacing.
+    fn in_medium_to_replace(&self, free: &Free) -> u64 {
+        free.backed().saturating_sub(self.reserved())
+    }
+
+    /// Blocks that a session could have of so many if more space was held, and cannot have now.
+    pub fn missing_in_medium(&self, session: SessionId, blocks: u64, free: &Free) -> u64 {
+        let ahead = self.ahead.map_or(u64::MAX, |ahead| ahead.blocks.min(ahead.nodes));
+        self.free_in_pool(session, free).min(ahead).min(blocks).saturating_sub(self.in_medium(free))
+    }
+
     /// Blocks that can still be reserved for a session. A reserved block also stands for a share of the tree's nodes.
     pub fn free(&self, session: SessionId, free: &Free) -> u64 {
-        self.free_blocks(session, free).min(self.free_nodes(free))
+        self.free_in_pool(session, free).min(self.in_medium(free))
+    }
+
+    /// The same, if the medium has space for all.
+    fn free_in_pool(&self, session: SessionId, free: &Free) -> u64 {
+        self.blocks_in_pool(session, free).min(self.free_nodes(free))
+    }
+
+    fn blocks_in_pool(&self, session: SessionId, free: &Free) -> u64 {
+        match self.promised.get(&session) {
+            Some(Promise { owner, shared: false, .. }) => self.free_of_pool(*owner, free),
+            _ => self.spare_of_pool(free),
+        }
     }
 
     /// Nodes of the tree that belong to no reservation.
@@ -199,20 +253,28 @@ impl Room {
         u64::from(free.usage.nodes_free).saturating_sub(self.total + self.reserve)
     }
 
-    /// Blocks that a session can still have.
+    /// Blocks that a session can still have, with the space that is free on the medium.
     pub fn free_blocks(&self, session: SessionId, free: &Free) -> u64 {
-        match self.promised.get(&session) {
-            Some(Promise { owner, shared: false, .. }) => self.free_blocks_of(*owner, free),
-            _ => self.spare(free),
-        }
+        self.blocks_in_pool(session, free).min(self.come_in_medium(free))
     }
 
     /// The same for a session of this user that keeps to its own files.
     pub fn free_blocks_of(&self, owner: u32, free: &Free) -> u64 {
+        self.free_of_pool(owner, free).min(self.come_in_medium(free))
+    }
+
+    /// [`Self::in_medium`] with the blocks for which space can be held.
+    fn come_in_medium(&self, free: &Free) -> u64 {
+        let come = free.space.as_ref().map_or(0, PoolSpace::free_blocks);
+        self.in_medium(free).saturating_add(come)
+    }
+
+    fn free_of_pool(&self, owner: u32, free: &Free) -> u64 {
         // For blocks taken from the reserve for replacing, others came free in users' own segments.
         let reserve = self.needed(free) + self.reserve + self.replace_reserve;
         let missing = reserve.saturating_sub(free.blocks.shared).min(self.replace_reserve);
-        self.spare(free) + free.own(owner).saturating_sub(self.promised_of(owner) + missing)
+        let own = free.own(owner).saturating_sub(self.promised_of(owner) + missing);
+        self.spare_of_pool(free) + own
     }
 
     /// Blocks reserved for sessions of this user that keep to its own files.
@@ -223,6 +285,11 @@ impl Room {
 
     /// Shared blocks that back no reservation and are in no reserve.
     fn spare(&self, free: &Free) -> u64 {
+        self.spare_of_pool(free).min(self.in_medium(free))
+    }
+
+    /// The same, if the medium has space for all.
+    fn spare_of_pool(&self, free: &Free) -> u64 {
         self.spare_to_replace(free).saturating_sub(self.replace_reserve)
     }
 
@@ -262,6 +329,7 @@ impl Room {
             }
         };
         let left = (own + self.spare_to_replace(free)).min(self.free_nodes(free));
+        let left = left.min(self.in_medium_to_replace(free));
         let few = REPLACING_MAX.saturating_sub(replacing).min(of_user);
         let ahead = self.ahead.map_or(u64::MAX, |ahead| ahead.blocks.min(ahead.nodes));
         if blocks > few.min(left).min(ahead) {
@@ -279,6 +347,7 @@ impl Room {
         let Some(promise) = self.promised.get_mut(&session) else { return 0 };
         promise.blocks += given;
         self.total += given;
+        self.granted += given;
         let less = |ahead: Ahead| Ahead { blocks: ahead.blocks - given, nodes: ahead.nodes - given };
         self.ahead = self.ahead.map(less);
         given
@@ -286,7 +355,7 @@ impl Room {
 
     /// Reserves up to `blocks` more, and no more than a share of the free space; returns how many.
     pub fn promise_share(&mut self, session: SessionId, blocks: u64, free: &Free) -> u64 {
-        let share = (self.free(session, free) / SHARE).max(SHARE_MIN);
+        let share = (self.free_in_pool(session, free) / SHARE).max(SHARE_MIN);
         self.promise(session, blocks.min(share), free)
     }
 
@@ -320,7 +389,8 @@ mod tests {
     fn free(shared: u64, own: &[(u32, u64)], nodes_free: u32) -> Free {
         let blocks_free = shared + own.iter().map(|(_, blocks)| blocks).sum::<u64>();
         let usage = Usage { blocks: 9000, blocks_free, blocks_unmade: 0, nodes: 9000, nodes_free, inodes: 1 };
-        Free { usage, blocks: FreeBlocks { shared, own: own.iter().copied().collect() } }
+        let blocks = FreeBlocks { shared, own: own.iter().copied().collect() };
+        Free { usage, blocks, provided: 0, space: None }
     }
 
     fn room(reserve: u64, owners: &[u32]) -> Room {

@@ -17,6 +17,7 @@ mod comparing;
 mod contents;
 mod joining;
 mod leading;
+mod space;
 mod touching;
 
 use self::contents::{Contents, mark_of, open_contents, remove_files};
@@ -26,6 +27,7 @@ use crate::config::Config;
 use crate::daemon::lock_pool;
 use crate::error::Error;
 use crate::ledger::position_of;
+use crate::pool_space::{Holding, PoolSpace};
 use crate::replay::copy::{LocalCopy, contain_changes};
 use crate::replay::script::Script;
 use format::mirror::{LogMark, MirrorMessage, MirrorRefusal};
@@ -112,6 +114,13 @@ struct Inner {
     /// The connection over which the tree is compared with that of a head.
     comparing: Lock<Option<Connection>>,
     failure: Lock<Option<String>>,
+    /// How the pool holds space. The lock comes after that of the contents.
+    space: PoolSpace,
+    holding: Lock<Holding>,
+    /// Blocks of the tree's last commit that have space; see [`area::Area::provided_blocks`].
+    provided: Arc<LongWord>,
+    /// 1 once it refused a head for lack of space, until there is some.
+    left_for_space: Word,
     untouched: Untouched,
     /// The last entry that is synced.
     synced: LongWord,
@@ -135,21 +144,26 @@ impl Standby {
         config.check()?;
         let medium = medium.guarded()?;
         let pool = lock_pool(&*host, &medium, &config)?;
+        medium.open_held()?;
         let (contents, receiver) = open_contents(&*host, &medium, &config)?;
         let synced = LongWord::new(receiver.synced().get());
         let place = contents.copy.ledger.place();
-        let receiving = Receiving { receiver: Some(receiver), link: 0 };
-        Ok(Self(Arc::new(Inner {
+        let receiving = Receiving { receiver: None, link: 0 };
+        let standby = Self(Arc::new(Inner {
             pool: Lock::new(host.clone(), Some(pool)),
             usage: Lock::new(host.clone(), Some((contents.area.usage(), contents.area.commit()))),
             import: Lock::new(host.clone(), None),
             replaceable_by: Lock::new(host.clone(), None),
             given_up: Word::new(contents.area.is_given_up().into()),
-            contents: Lock::new(host.clone(), Some(contents)),
+            contents: Lock::new(host.clone(), None),
             receiving: Lock::new(host.clone(), receiving),
             head: Lock::new(host.clone(), HeadLink::default()),
             comparing: Lock::new(host.clone(), None),
             failure: Lock::new(host.clone(), None),
+            space: PoolSpace::of(&medium, &config),
+            holding: Lock::new(host.clone(), Holding::default()),
+            provided: Arc::default(),
+            left_for_space: Word::new(0),
             untouched: Untouched::new(Lock::new(host.clone(), Vec::new())),
             synced,
             executed: LongWord::new(place.sequence.get()),
@@ -165,7 +179,9 @@ impl Standby {
             },
             config,
             host,
-        })))
+        }));
+        standby.0.begin_to_receive(contents, receiver);
+        Ok(standby)
     }
 
     /// Starts the threads that execute what arrives, and that touch the memory of new logs.
@@ -257,6 +273,10 @@ impl Standby {
             refuse(connection, MirrorRefusal::Closed, until)?;
             return Err(mirror::Error::Refused(MirrorRefusal::Closed));
         };
+        if inner.refuses_for_space(receiver) {
+            refuse(connection, MirrorRefusal::Space, until)?;
+            return Err(mirror::Error::Refused(MirrorRefusal::Space));
+        }
         receiver.greet(connection, &hello, &HeadTerms { version: known }, until)?;
         inner.announce(receiver);
         // A message that a thread has received over the former link, and has not written, is not written any more.
@@ -313,6 +333,7 @@ impl Standby {
         let new_parts = receiver.take_new_parts();
         drop(receiving);
         inner.touch_later(new_parts);
+        let stepped = inner.refuse_for_space(stepped);
         if let Err(mirror::Error::Media(error)) = &stepped {
             inner.fail(&Error::Media(*error));
         }
@@ -398,6 +419,13 @@ impl Standby {
 }
 
 impl Inner {
+    /// The contents and the receiver of a pool that was opened.
+    fn begin_to_receive(&self, contents: Contents, mut receiver: Receiver) {
+        self.watch_space(&contents, &mut receiver);
+        *self.contents.lock() = Some(contents);
+        self.receiving.lock().receiver = Some(receiver);
+    }
+
     /// Tells the executing thread how far it may execute. Records of a log alone give it no work: the ledger's entries
     /// do.
     fn announce(&self, receiver: &Receiver) {
@@ -434,10 +462,19 @@ impl Inner {
                 break;
             }
             match self.execute_some(idle) {
-                Ok(true) => {}
+                Ok(true) => drop(self.hold_step(false)),
                 Ok(false) => {
+                    if self.hold_step(idle) {
+                        continue;
+                    }
                     let until = self.host.now().after(if idle { LOOK } else { IDLE });
                     idle = self.host.wait(&self.arrived, seen, Some(until)) == ipc::Waited::TimedOut;
+                }
+                Err(error) if error.is_no_space() => {
+                    self.leave_for_space();
+                    // It is tried again.
+                    self.hold_step(false);
+                    self.host.wait(&self.arrived, seen, Some(self.host.now().after(LOOK)));
                 }
                 Err(error) => {
                     self.fail(&error);
@@ -483,6 +520,7 @@ impl Inner {
             moved = true;
         }
         self.note_usage(Some(contents));
+        self.note_provided(contents);
         if let Some((contained, marks)) = self.note_executed(contents)? {
             let link = self.head.lock().connection.clone();
             if let Some(link) = link {

@@ -15,6 +15,7 @@ use crate::import::TreeSent;
 use crate::lock_questions::Questions;
 use crate::locks::{Bell, Locks};
 use crate::pace::Pace;
+use crate::pool_space::Holding;
 use crate::ready::ReadyLog;
 use crate::recalls::Recalls;
 use crate::references::References;
@@ -166,6 +167,8 @@ pub(crate) struct Core {
     pub syncing: Lock<()>,
     /// The copies on other nodes.
     pub copies: Copies,
+    /// How the pool holds space. The locks of the state and of the area are not taken under it, except by trying.
+    pub holding: Lock<Holding>,
     /// Held by the thread that sends the tree to a member: the members that need the whole tree next time.
     pub importing: Lock<BTreeSet<format::NodeId>>,
     /// Sync calls that wait until there are enough copies.

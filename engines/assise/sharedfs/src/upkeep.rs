@@ -1,5 +1,6 @@
 //! Calls that maintain the session itself: digest, reservation of space, space of the log, segments to map, syncs.
 
+use crate::pool_space::HoldStep;
 use crate::state::Core;
 use ccnvm::SessionId;
 use format::call::{
@@ -15,6 +16,10 @@ use zerocopy::little_endian::U64;
 
 /// How often free space is searched for before the answer is that there is none.
 const MAKE_ROOM_TRIES: u32 = 3;
+/// The same if space of the medium comes soon.
+const SPACE_TRIES: u32 = 60;
+/// A session that gets fewer blocks than these asks again soon.
+const FEW_BLOCKS: u64 = 256;
 /// Pause between two searches.
 const MAKE_ROOM_PAUSE: Duration = Duration::from_millis(10);
 
@@ -55,13 +60,16 @@ impl Core {
         }
         let (blocks, replaces) = (request.room_blocks.get(), request.replaces.get() == 1);
         let mut given = self.promise_room(id, blocks, replaces)?;
-        for _ in 0..MAKE_ROOM_TRIES {
-            if given > 0 || blocks == 0 {
-                break;
-            }
+        let (mut tries, mut tries_max) = (0, MAKE_ROOM_TRIES);
+        while given == 0 && blocks > 0 && tries < tries_max {
+            tries += 1;
             // Inodes that others removed free space when the removal is digested and no reference is left; sessions
             // that ended just now are waited for.
             self.tidy_wanted(true);
+            // Free blocks give their space back to a full medium, after some time.
+            if self.hold_step(false) == HoldStep::ShortForNow {
+                tries_max = SPACE_TRIES;
+            }
             given = self.promise_room(id, blocks, replaces)?;
             if given == 0 {
                 self.host.wait(&Word::new(0), 0, Some(self.host.now().after(MAKE_ROOM_PAUSE)));
@@ -78,13 +86,33 @@ impl Core {
         Ok(response.as_bytes().to_vec())
     }
 
+    /// Reserves blocks. If the pool has more of them than space is held for, some is held at once, so that a program which writes
+    /// faster than the background thread holds space gets little at a time, but not nothing.
     fn promise_room(&self, id: SessionId, blocks: u64, replaces: bool) -> Result<u64, Status> {
+        let (given, missing) = self.promise_held(id, blocks, replaces)?;
+        if missing == 0 {
+            return Ok(given);
+        }
+        // The background thread goes on with it.
+        self.announce_work();
+        if given >= FEW_BLOCKS.min(blocks) || !self.hold_for_call(missing) {
+            return Ok(given);
+        }
+        Ok(given + self.promise_held(id, blocks - given, replaces)?.0)
+    }
+
+    /// Reserves blocks for which space is held; gives also for how many more none is.
+    fn promise_held(&self, id: SessionId, blocks: u64, replaces: bool) -> Result<(u64, u64), Status> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.live(id)?;
+        let free = &state.copy.free;
         Ok(match replaces {
-            true => state.room.promise_to_replace(id, blocks, &state.copy.free),
-            false => state.room.promise_share(id, blocks, &state.copy.free),
+            true => (state.room.promise_to_replace(id, blocks, free), 0),
+            false => {
+                let given = state.room.promise_share(id, blocks, free);
+                (given, state.room.missing_in_medium(id, blocks - given, free))
+            }
         })
     }
 

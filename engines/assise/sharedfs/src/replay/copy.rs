@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::generations::Generations;
 use crate::ledger::Ledger;
+use crate::pool_space::PoolSpace;
 use crate::room::Free;
 use area::{Area, AreaError, Batch, Committed, Snapshot};
 use format::hash::HashKey;
@@ -105,8 +106,9 @@ impl LocalCopy {
             (area.ledger(), key_of_life(area, area.ledger().life)?),
             table,
         )?;
+        let space = medium.held_bytes().map(|_| PoolSpace::of(medium, config));
         let (medium, batch_changes) = (medium.clone(), config.batch_changes);
-        let (tree, free, damaged) = (area.snapshot(), Free::of(area), BTreeSet::new());
+        let (tree, free, damaged) = (area.snapshot(), Free::of(area, space), BTreeSet::new());
         let hash_key = None;
         Ok(Self { medium, tree, free, ledger, logs, hash_key, generations, damaged, batch_changes })
     }
@@ -201,7 +203,7 @@ impl LocalCopy {
         self.tree = area.snapshot();
         self.generations.raise(&committed.freed_of);
         area.release(committed.commit)?;
-        self.free = Free::of(area);
+        self.free = Free::of(area, self.free.space.take());
         let left = DAMAGED_MAX.saturating_sub(self.damaged.len());
         self.damaged.extend(committed.damaged.iter().take(left));
         self.ledger.contained(changes);

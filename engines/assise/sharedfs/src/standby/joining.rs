@@ -199,8 +199,7 @@ impl Inner {
         self.note_given_up(&contents);
         // Release: before there is anything to execute, no more counts as synced than this pool has.
         self.synced.store(receiver.synced().get(), Ordering::Release);
-        *self.contents.lock() = Some(contents);
-        self.receiving.lock().receiver = Some(receiver);
+        self.begin_to_receive(contents, receiver);
         self.wake();
         Ok(())
     }

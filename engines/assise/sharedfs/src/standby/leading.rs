@@ -61,8 +61,7 @@ impl Standby {
         let (contents, receiver) = open_contents(&*self.0.host, &self.0.medium, &self.0.config)?;
         self.0.announce(&receiver);
         self.0.note_given_up(&contents);
-        *self.0.contents.lock() = Some(contents);
-        self.0.receiving.lock().receiver = Some(receiver);
+        self.0.begin_to_receive(contents, receiver);
         self.0.ending.store(0, Ordering::Release);
         Ok(())
     }

@@ -42,6 +42,7 @@ pub fn tiny() -> Config {
         room_blocks: 200,
         room_reserve: 16,
         replace_reserve_max: 0,
+        held_spare_max: 1 << 20,
         lease_words: 64,
         known_max: 64,
         references_max: 16,

@@ -16,6 +16,7 @@ mod damaged_ledger;
 mod door;
 mod ending;
 mod fences;
+mod full_medium;
 mod full_pool;
 mod given_up;
 mod greetings;
