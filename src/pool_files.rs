@@ -1,6 +1,7 @@
 //! The files in a pool's folder, as a command looks at them before it opens the pool.
 
 use crate::error::{Error, Result};
+use pmem::held::HELD_FILE;
 use std::path::Path;
 
 /// The ledger's file.
@@ -21,7 +22,9 @@ pub fn are_in(folder: &Path) -> bool {
 /// The name.
 pub fn check(pool: &Path) -> Result<()> {
     let is_own = |name: &str| {
-        [LEDGER, TREE, LOCK].contains(&name) || name.starts_with("log-") || name.starts_with("register-")
+        [LEDGER, TREE, LOCK, HELD_FILE].contains(&name)
+            || name.starts_with("log-")
+            || name.starts_with("register-")
     };
     let entries = std::fs::read_dir(pool).into_iter().flatten().flatten();
     let mut own = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_own));

@@ -457,7 +457,7 @@ impl Folder {
         made
     }
 
-    /// The file of the held space: empty, and durable, so that what it gets is not lost with its name.
+    /// The file of the held space: empty, and durable, so that its later space is not lost with its name.
     fn create_held(&self) -> Result<OwnedFd, MediaError> {
         let file = self.open_at(&c_string(HELD_FILE)?, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
         sync(&file)?;

@@ -26,6 +26,7 @@ mod export;
 mod extents;
 mod facts;
 mod gather;
+mod give_back;
 mod give_up;
 mod import;
 pub mod inspect;

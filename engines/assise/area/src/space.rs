@@ -57,7 +57,7 @@ const FIRST_BLOCKS: u32 = 2 << 10;
 pub(crate) struct Space {
     medium: Medium,
     pool: PoolUid,
-    segments: BTreeMap<SegmentId, Segment>,
+    pub segments: BTreeMap<SegmentId, Segment>,
     /// Data blocks of all segments together, at most.
     capacity_blocks: u64,
     /// Data blocks of a segment, at most.
@@ -177,34 +177,6 @@ impl Space {
     pub fn unprovided(&self) -> u64 {
         let withheld = self.segments.values().map(|segment| u64::from(segment.unprovided()));
         self.uncreated() + withheld.sum::<u64>()
-    }
-
-    /// Blocks that files with any key can take, and for which there is space in the medium.
-    pub fn provided_shared(&self) -> u64 {
-        let of = |segment: &Segment| u64::from(segment.allocatable() - segment.unprovided());
-        let daemons = self.segments.values().filter(|segment| segment.file.owner == OWNER_DAEMON);
-        daemons.map(of).sum()
-    }
-
-    /// Gives back to the medium the space of free blocks that only their users can take, up to so many bytes; returns how many.
-    pub fn give_back(&mut self, bytes_max: u64) -> Result<u64, AreaError> {
-        let mut given = 0;
-        for segment in self.segments.values_mut().filter(|segment| segment.file.owner != OWNER_DAEMON) {
-            let left = bytes_max.saturating_sub(given).div_ceil(BLOCK_BYTES as u64);
-            given += segment.give_back(u32::try_from(left).unwrap_or(u32::MAX))?;
-        }
-        Ok(given)
-    }
-
-    /// Whether time passes before more could be given back.
-    pub fn has_resting_blocks(&self) -> bool {
-        let own = self.segments.values().filter(|segment| segment.file.owner != OWNER_DAEMON);
-        own.into_iter().any(|segment| segment.allocator.has_resting_chunks())
-    }
-
-    /// Blocks that are free from here on keep their space until the next call.
-    pub fn note_time(&mut self) {
-        self.segments.values_mut().for_each(|segment| segment.allocator.note_time());
     }
 
     /// Segments.
@@ -397,7 +369,7 @@ impl Space {
         if self.is_short {
             return Ok(None);
         }
-        // What is free in a segment of the daemon's may back reservations.
+        // Free blocks in a segment of the daemon's may back reservations.
         if self.uncreated() == 0 {
             self.retire(|segment| ![owner, OWNER_DAEMON].contains(&segment.file.owner) && fits(segment));
         }

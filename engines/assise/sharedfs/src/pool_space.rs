@@ -143,7 +143,7 @@ fn with_headers(blocks: u64) -> u64 {
     (blocks + blocks.div_ceil(HEADER_PART - 1)).saturating_mul(BLOCK)
 }
 
-/// What the thread that holds space knows of earlier rounds.
+/// The results of earlier rounds of the thread that holds space.
 #[derive(Debug, Default)]
 pub(crate) struct Holding {
     /// Blocks that were reserved since the start, when they were looked at last, and how many before that.
@@ -190,7 +190,7 @@ impl PoolSpace {
             holding.is_short = false;
             let much = wanted + self.spare / 2;
             if is_idle && self.medium.held_bytes().is_some_and(|held| held > much) {
-                // What cannot be given up now is tried again.
+                // The next idle round tries again after an error.
                 let _ = self.medium.hold_at_most(wanted);
             }
             return HoldStep::Done;
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!((room.promise(two, 1, &full), room.missing_in_medium(two, 5, &full)), (0, 5));
         assert_eq!(room.promise_to_replace(two, 8, &full), 8);
         assert!(!room.lend(1, &full));
-        // What a batch took of the held space has space in segments then.
+        // A batch takes held space for segments: their blocks have it then.
         medium.hold_at_most(medium.held_bytes().unwrap() - 256 * BLOCK).unwrap();
         room.end_batch(one, 200);
         assert_eq!(room.promise(one, 1000, &free(&space, 100 + 256 - 200)), 0);

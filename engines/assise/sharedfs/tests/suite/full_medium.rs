@@ -1,4 +1,4 @@
-//! A medium that another program fills: what is reserved for sessions can be digested, at each point, and by the next daemon.
+//! A medium that another program fills: records with a reservation can be digested, at each point, and by the next daemon.
 
 use crate::client::{Client, FILE, new_pool, tiny, user};
 use crate::support::Draws;

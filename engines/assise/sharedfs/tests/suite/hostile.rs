@@ -260,7 +260,7 @@ fn a_truncated_log_ends_its_session_at_what_is_left() {
 #[test]
 fn a_log_has_space_for_what_was_granted() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let medium = Medium::file(folder.path()).unwrap();
+    let medium = Medium::memory(folder.path()).unwrap();
     new_pool(&medium);
     let daemon = open(&medium).0;
     let mut bob = Client::attach(&daemon, user(0));
