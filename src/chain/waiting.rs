@@ -295,8 +295,12 @@ pub fn until_leads(cluster: &Cluster, node: &Node) -> Result<()> {
             return Ok(());
         }
         if SystemHost.now() >= until {
-            let waits = part.waits().join("; ");
-            return Err(Error::new(format!("node {} does not lead: {waits}", node.number)));
+            let (waits, seconds) = (part.waits(), LEADS.as_secs());
+            let why = if waits.is_empty() { "it gives no reason".to_owned() } else { waits.join("; ") };
+            let number = node.number;
+            return Err(Error::new(format!(
+                "node {number} does not lead after {seconds} s: {why}; see hearth status"
+            )));
         }
         SystemHost.wait(&Word::new(0), 0, Some(SystemHost.now().after(LOOK_SOON)));
     }
