@@ -307,6 +307,11 @@ impl Engine for LibFs {
             Sync::Data(node) | Sync::File(node) => self.sync_node(node),
             Sync::Everything => self.sync_everything(),
             Sync::Own => self.persist(InodeNumber::ROOT),
+            // Without the inode's lease: the other engine needs it for its next write.
+            Sync::OwnBeside(node) => {
+                self.persist(InodeNumber::ROOT)?;
+                self.told_losses(node)
+            }
         }
     }
 
@@ -379,6 +384,11 @@ impl LibFs {
     /// by other sessions were digested before the grant, and digests are synced.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
         self.persist(node)?;
+        self.told_losses(node)
+    }
+
+    /// An error if records of the inode were lost, once.
+    fn told_losses(&self, node: InodeNumber) -> Result<()> {
         if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) }
     }
 
