@@ -392,7 +392,7 @@ impl LibFs {
         if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) }
     }
 
-    /// The same, and says nothing of losses.
+    /// Syncs as `sync_node` does, and says nothing of losses.
     fn persist(&self, node: InodeNumber) -> Result<()> {
         for _ in 0..self.limits.attempts {
             if self.sync_in_session(node)? {
