@@ -88,10 +88,11 @@ fn a_program_with_many_descriptors_creates_others() {
 }
 
 #[test]
-fn a_program_may_limit_its_address_space() {
+fn a_program_may_limit_its_memory() {
     let node = Node::up();
     let program = compiled(&node);
     run(&node, &program, &["narrow"]);
+    run(&node, &program, &["little_data"]);
     node.sh("mkdir $T/none").expect_success();
     let none = node.path("none");
     let refused = node.hearth(&["run", "--", "env", "ROOM=70", "timeout", "60", &program, "narrow", &none]);

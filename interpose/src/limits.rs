@@ -38,19 +38,26 @@ pub fn learn_file_bytes() {
     FILE_BYTES.store(limit, Ordering::Relaxed);
 }
 
-/// Called when the process has limited its address space: most of the library's own is only kept in reserve, and counts.
-pub fn heed_address_space() {
-    let Ok([limit, _]) = of(libc::RLIMIT_AS) else { return };
+/// Called when the process has set a limit. If it limits the address space (`RLIMIT_AS`), or the private memory that can be
+/// written (`RLIMIT_DATA`), most of the library's own, which is only kept in reserve, counts and is given back.
+pub fn heed_memory(resource: u32) {
+    // Words of `statm`: the sixth also has the stack, which the kernel does not count. So a little more is given back.
+    let word = match resource {
+        libc::RLIMIT_AS => 0,
+        libc::RLIMIT_DATA => 5,
+        _ => return,
+    };
+    let Ok([limit, _]) = of(resource) else { return };
     if limit == u64::MAX {
         return;
     }
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let Ok(fd) = with_room(|_| raw::open_at(libc::AT_FDCWD, c"/proc/self/statm", flags, 0)) else { return };
-    let mut text = [0; 64];
+    let mut text = [0; 160];
     let bytes = raw::read_at(fd, &mut text, 0).unwrap_or(0);
     raw::close(fd);
     let pages =
-        text[..bytes].split(|byte| *byte == b' ').next().and_then(|word| std::str::from_utf8(word).ok());
+        text[..bytes].split(|byte| *byte == b' ').nth(word).and_then(|word| std::str::from_utf8(word).ok());
     if let Some(pages) = pages.and_then(|pages| pages.parse::<u64>().ok()) {
         crate::start::give_back_memory(limit, pages * 4096);
     }

@@ -545,12 +545,12 @@ static void writes_once(void) {
     if (fd < 0 || write(fd, "x", 1) != 1 || close(fd)) _exit(errno);
 }
 
-/* The process limits its address space. */
-static void narrow(void) {
+/* The process limits its memory, and then needs more of it. */
+static void limits(int resource) {
     const char *room = getenv("ROOM");
     unsigned long limit = (room ? atoi(room) : 256) * 1048576ul;
     struct rlimit low = {limit, limit};
-    CHECK(setrlimit(RLIMIT_AS, &low) == 0);
+    CHECK(setrlimit(resource, &low) == 0);
     for (int round = 0; round < 3; round++) {
         pid_t child = vfork();
         if (child == 0) {
@@ -565,7 +565,11 @@ static void narrow(void) {
         writes_once();
         CHECK(WHOLE(f) == 0);
     }
+    CHECK(malloc(32 << 20));
 }
+
+static void narrow(void) { limits(RLIMIT_AS); }
+static void little_data(void) { limits(RLIMIT_DATA); }
 
 static const struct {
     const char *name;
@@ -575,7 +579,7 @@ static const struct {
     {"ranges", ranges}, {"apart", apart}, {"offsets", offsets}, {"names", names},
     {"says", says}, {"killed_with_own", killed_with_own}, {"killed_with_inherited", killed_with_inherited},
     {"long_stay", long_stay}, {"keeps_its_own", keeps_its_own},
-    {"beside", beside}, {"many", many}, {"narrow", narrow},
+    {"beside", beside}, {"many", many}, {"narrow", narrow}, {"little_data", little_data},
 };
 
 int main(int count, char **arguments) {

@@ -187,6 +187,12 @@ fn kill(cluster: &Cluster, node: &Node) -> Result<bool> {
     // It has unmapped its log when it has noticed that the daemon is gone, and would then wait for another daemon.
     programs.extend(mountpoint::gateway(cluster, node));
     any |= !programs.is_empty();
+    // All before the first is waited for: a program that waits for an answer of the mount ends after the gateway.
+    for process in &programs {
+        if let Some(descriptor) = process.descriptor() {
+            let _ = rustix::process::pidfd_send_signal(&descriptor, Signal::KILL);
+        }
+    }
     for process in programs {
         process.end(Signal::KILL, KILLED)?;
     }

@@ -60,3 +60,34 @@ fn a_file_that_is_created_locked_mapped_and_removed_costs_few_requests_and_messa
     assert!(sum <= (FEW + MANY) * MESSAGES + spare, "{messages:?}");
     node.check();
 }
+
+/// The arguments are the folder and the number of syncs.
+const SYNCS: &str = "import mmap, os, sys
+fd = os.open(sys.argv[1] + '/synced', os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 65536)
+area = mmap.mmap(fd, 65536, prot=mmap.PROT_READ)
+for number in range(int(sys.argv[2])):
+    os.pwrite(fd, b'x' * 4096, number % 16 * 4096)
+    os.fdatasync(fd)
+print('done')
+";
+
+/// As LMDB does for each transaction. If a sync took the file's lease from the gateway, the next write would take it back.
+#[test]
+fn a_mapped_file_that_is_written_and_synced_costs_no_requests() {
+    if !harness::can_mount() {
+        return;
+    }
+    let node = Node::up();
+    node.run(&["mkdir", &node.path("folder")]);
+    node.hearth(&["mount"]);
+    let requests = |count: &str| {
+        let before = node.status()["requests"].as_u64().unwrap();
+        assert_eq!(node.run(&["/usr/bin/python3", "-c", SYNCS, &node.path("folder"), count]), "done\n");
+        node.status()["requests"].as_u64().unwrap() - before
+    };
+    let (few, many) = (requests("5"), requests("205"));
+    assert!(many <= few + 100, "{few} {many}");
+    node.hearth(&["umount"]);
+    node.check();
+}

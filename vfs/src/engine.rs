@@ -245,6 +245,9 @@ pub enum Sync {
     Process,
     /// The same, for no program that asks: a loss is told by the next sync of a program.
     Own,
+    /// All earlier changes of this process, for a program that syncs an inode whose contents another engine has synced
+    /// just now: a loss of the inode is told.
+    OwnBeside(InodeNumber),
 }
 
 /// Owner of a lock. The front end assigns the numbers, unique among all users of the engine.

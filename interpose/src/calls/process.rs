@@ -35,8 +35,8 @@ pub fn set_limit(call: &Call) -> Answer {
     if own && resource.cast_unsigned() == libc::RLIMIT_FSIZE {
         limits::learn_file_bytes();
     }
-    if own && resource.cast_unsigned() == libc::RLIMIT_AS {
-        limits::heed_address_space();
+    if own {
+        limits::heed_memory(resource.cast_unsigned());
     }
     Ok(done)
 }

@@ -173,8 +173,11 @@ impl Mount for Tree {
 
     fn sync(&self, file: Handle, data_only: bool) -> Result<()> {
         let call = if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync };
-        self.by_twin(&file, |fd| on_twin(call, fd, &[])).transpose()?;
+        let by_twin = self.by_twin(&file, |fd| on_twin(call, fd, &[])).transpose()?.is_some();
         let (vfs, file) = (self.client()?, self.file(&file)?);
+        if by_twin {
+            return vfs.sync_own_beside(file).map_err(errno_of);
+        }
         if data_only { vfs.fdatasync(file) } else { vfs.fsync(file) }.map_err(errno_of)
     }
 

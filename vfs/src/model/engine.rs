@@ -185,7 +185,7 @@ impl Engine for Model {
     fn sync(&self, what: Sync) -> Result<()> {
         match what {
             Sync::Data(node) | Sync::File(node) => self.state().pinned(node).map(|_| ())?,
-            Sync::Everything | Sync::EverythingUntold | Sync::Process | Sync::Own => {}
+            Sync::Everything | Sync::EverythingUntold | Sync::Process | Sync::Own | Sync::OwnBeside(_) => {}
         }
         self.syncs.fetch_add(1, Ordering::SeqCst);
         Ok(())

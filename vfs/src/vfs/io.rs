@@ -215,6 +215,15 @@ impl<E: Engine> Vfs<E> {
         self.engine.sync(Sync::Data(file.inode))
     }
 
+    /// The part of `fsync` that is left for a file whose contents another engine has synced: this process's changes.
+    ///
+    /// # Errors
+    /// Those of [`Engine::sync`].
+    pub fn sync_own_beside(&self, file: &File) -> Result<(), Error> {
+        file.handle()?;
+        self.engine.sync(Sync::OwnBeside(file.inode))
+    }
+
     /// `sync_file_range`: does the same as `fdatasync` for every range, which is more than the call demands.
     ///
     /// # Errors

@@ -310,6 +310,11 @@ impl Engine for LibFs {
             // Under a lease that other programs do not want.
             Sync::Process => self.persist(InodeNumber::ROOT).and_then(|()| self.tell_losses()),
             Sync::Own => self.persist(InodeNumber::ROOT),
+            // Without the inode's lease: the other engine needs it for its next write.
+            Sync::OwnBeside(node) => {
+                self.persist(InodeNumber::ROOT)?;
+                self.told_losses(node)
+            }
         }
     }
 
@@ -382,6 +387,11 @@ impl LibFs {
     /// by other sessions were digested before the grant, and digests are synced.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
         self.persist(node)?;
+        self.told_losses(node)
+    }
+
+    /// An error if records of the inode were lost, once.
+    fn told_losses(&self, node: InodeNumber) -> Result<()> {
         if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) }
     }
 
