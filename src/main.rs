@@ -25,6 +25,7 @@ mod obstacles;
 mod operations;
 mod placement;
 mod pool_files;
+mod pool_space;
 mod presence;
 mod process;
 mod program;

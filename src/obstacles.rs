@@ -15,10 +15,10 @@ const DESCRIPTORS: u64 = 256;
 const ADDRESS_BYTES: u64 = 16 << 30;
 /// Address space of a daemon that serves some programs, beside that for its pool.
 const ADDRESS_BYTES_MIN: u64 = 4 << 30;
-/// The start of a node, and a program that removes files afterwards, need so much space at most.
-const DISK_BYTES: u64 = 4 << 20;
+/// The start of a node whose pool holds no space, and a program that removes files afterwards, need so much at most.
+const DISK_BYTES: u64 = 16 << 20;
 /// The same with the log of the cluster manager.
-const DISK_BYTES_OF_SEVERAL: u64 = 6 << 20;
+const DISK_BYTES_OF_SEVERAL: u64 = 18 << 20;
 
 /// Raises the limits of this process that the processes of a node inherit, as far as it may, and refuses to begin under limits that
 /// are too small for a node whose pool may hold so much.

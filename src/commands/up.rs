@@ -12,6 +12,7 @@ use crate::health::{self, NodeHealth};
 use crate::making::CreatedFiles;
 use crate::mountpoint;
 use crate::obstacles;
+use crate::pool_space;
 use crate::process::{Process, this_program};
 use crate::say::{self, quoted};
 use crate::settings::CAPACITY_MIB;
@@ -156,6 +157,7 @@ fn chain_settings(arguments: &Up, capacity_bytes: u64) -> Result<ChainSettings> 
 /// Starts every node that is not up, and says so. If one does not start, the others do: one of them may lead.
 fn start_all(cluster: &Cluster) -> std::result::Result<(), NotStarted> {
     let failed = |why| NotStarted { why, others: 0 };
+    cluster.settings.nodes.iter().for_each(|node| pool_space::make_way(cluster, node));
     chain::manager::start(cluster).map_err(failed)?;
     let (mut failure, mut others) = (None, 0);
     for node in &cluster.settings.nodes {
@@ -197,6 +199,7 @@ pub(super) fn start(arguments: &OneNode) -> Result<ExitCode> {
     obstacles::check_limits(cluster.settings.capacity_bytes)?;
     let alone = ClusterLock::wait(&cluster.dir)?;
     let node = cluster.node(arguments.node)?;
+    pool_space::make_way(&cluster, node);
     chain::manager::start(&cluster)?;
     look_at_node(&cluster, node);
     say_start(arguments.node, &start_node_or_say(&cluster, node)?);

@@ -31,6 +31,8 @@ const HEADER_PART: u64 = 128;
 const STEP_BYTES: u64 = 4 << 20;
 /// The least, where there is little.
 const STEP_BYTES_MIN: u64 = 64 << 10;
+/// The last bytes of a medium are for the small files of the node itself, and of others.
+const LEFT_BYTES: u64 = 256 << 10;
 /// A request that finds nothing held holds so much by itself.
 const CALL_BYTES: u64 = 1 << 20;
 /// The spare grows to so many times its least while programs write.
@@ -108,6 +110,12 @@ impl PoolSpace {
     /// Holds at most so many bytes more; true if it holds at least some. Where there is no space for all, less.
     pub fn hold(&self, bytes: u64) -> bool {
         let mut step = bytes.next_multiple_of(BLOCK);
+        if let Some(free) = self.medium.free_bytes() {
+            step = step.min(free.saturating_sub(LEFT_BYTES) / BLOCK * BLOCK);
+        }
+        if step < STEP_BYTES_MIN.min(bytes) {
+            return false;
+        }
         loop {
             match self.medium.hold(step) {
                 Ok(()) => return true,
