@@ -8,6 +8,7 @@ mod harness;
 
 use harness::{Expect, Node, can_mount, limited};
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 const PYTHON: &str = "/usr/bin/python3";
@@ -403,4 +404,19 @@ fn sockets_and_pipes_are_reached_at_the_mount() {
     assert_eq!(limited(&[PYTHON, script], &[there]).expect_success(), "all\n");
     assert_eq!(node.hearth(&["run", "--", PYTHON, script, &node.path("")]).expect_success(), "all\n");
     end(&node);
+}
+
+/// A program that waits for an answer of its mount ends only after the process that serves it.
+#[test]
+fn a_hard_end_of_a_node_ends_programs_that_wait_for_its_mount() {
+    let Some(node) = mounted() else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/maps/syncing.py");
+    let mut program = Command::new("timeout");
+    program.args(["60", &node.program(), "run", "--dir", node.dir(), "--", PYTHON, script, &node.path("")]);
+    let mut program = program.stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(program.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "begun\n");
+    node.hearth(&["down", "--hard"]).expect_success();
+    assert!(!program.wait().unwrap().success(), "it was killed");
 }

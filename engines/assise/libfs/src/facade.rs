@@ -313,7 +313,7 @@ impl Engine for LibFs {
             // Without the inode's lease: the other engine needs it for its next write.
             Sync::OwnBeside(node) => {
                 self.persist(InodeNumber::ROOT)?;
-                self.told_losses(node)
+                self.tell_losses_of(node)
             }
         }
     }
@@ -387,11 +387,11 @@ impl LibFs {
     /// by other sessions were digested before the grant, and digests are synced.
     fn sync_node(&self, node: InodeNumber) -> Result<()> {
         self.persist(node)?;
-        self.told_losses(node)
+        self.tell_losses_of(node)
     }
 
     /// An error if records of the inode were lost, once.
-    fn told_losses(&self, node: InodeNumber) -> Result<()> {
+    fn tell_losses_of(&self, node: InodeNumber) -> Result<()> {
         if self.state().losses.take(node) { Err(Error::Io) } else { Ok(()) }
     }
 
