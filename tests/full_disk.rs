@@ -289,7 +289,7 @@ fn a_start_on_a_full_disk_needs_the_space_that_the_pool_holds() {
         rm $disk/c/node-1/pool/held
         dd if=/dev/zero of=$disk/more bs=4096 2>/dev/null
         $hearth start --dir $disk/c && exit 7
-        truncate -s -16M $disk/more
+        truncate -s -16M $disk/full
         $hearth start --dir $disk/c >/dev/null || exit 8
         $hearth run --dir $disk/c -- cat $disk/c/n1/two";
     let Some(output) = on_a_small_disk("80m", script) else { return };
