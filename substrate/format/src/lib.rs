@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attributes;
 pub mod call;
 pub mod checksum;
 pub mod cluster;

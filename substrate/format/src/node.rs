@@ -219,14 +219,6 @@ pub struct InodeItem {
 
 const _: () = assert!(size_of::<InodeItem>() == 104);
 
-impl InodeItem {
-    /// Sets the permission bits, and keeps the type.
-    #[inline]
-    pub fn set_permissions(&mut self, bits: u32) {
-        self.mode = U32::new(self.mode.get() & !PERMISSION_BITS | bits & PERMISSION_BITS);
-    }
-}
-
 /// A directory entry; the name follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -8,7 +8,7 @@
 use crate::envelope::{Envelope, HEADER_BYTES};
 use crate::ids::{InodeNumber, Sequence};
 use crate::name::{Cookie, Name};
-use crate::node::{InodeItem, PERMISSION_BITS, VALUE_BYTES_MAX};
+use crate::node::{PERMISSION_BITS, VALUE_BYTES_MAX};
 use crate::{BLOCK_BYTES, DecodeError};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -202,28 +202,6 @@ pub struct SetAttrBody {
 }
 
 const _: () = assert!(size_of::<SetAttrBody>() == 32);
-
-impl SetAttrBody {
-    /// Makes the change, but for the time of the change of status.
-    pub fn change(&self, item: &mut InodeItem) {
-        let mask = self.mask.get();
-        if mask & SET_MODE != 0 {
-            item.set_permissions(self.mode.get());
-        }
-        if mask & SET_UID != 0 {
-            item.uid = self.uid;
-        }
-        if mask & SET_GID != 0 {
-            item.gid = self.gid;
-        }
-        if mask & SET_ATIME != 0 {
-            item.atime_ns = self.atime_ns;
-        }
-        if mask & SET_MTIME != 0 {
-            item.mtime_ns = self.mtime_ns;
-        }
-    }
-}
 
 /// A decoded record: its checksum was checked before, its lengths, names and flags are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
