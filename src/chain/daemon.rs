@@ -22,6 +22,7 @@ use crate::commands::up::say_ready;
 use crate::disk::{DiskStall, Opening};
 use crate::error::{Error, Result};
 use crate::key;
+use crate::pool_space;
 use crate::process::Process;
 use crate::standby_lock::StandbyLock;
 use cluster::{Place, Remote, SOCKET_NAME};
@@ -145,6 +146,7 @@ fn begin(
         .map_err(remedy::with(remedy::of_address(chain.address)))?;
     let socket = folder(&cluster.dir).join(SOCKET_NAME);
     let manager = Arc::new(Remote::at(host, Place::Socket(socket)));
+    pool_space::leave(cluster, node, &medium);
     let (cluster, node, chain) = (cluster.clone(), node.clone(), *chain);
     let begun = Begun { cluster, node, chain, standby, standby_programs, disk };
     let listener = StandbyListener::open(listener)?;

@@ -14,6 +14,7 @@ use crate::disk::{self, DiskStall, Opening};
 use crate::error::{Error, Result};
 use crate::mountpoint;
 use crate::pool_files::{self, LEDGER, TREE};
+use crate::pool_space;
 use crate::presence::Presence;
 use crate::process::Process;
 use crate::say::quoted;
@@ -94,6 +95,7 @@ pub(super) fn run(arguments: &DaemonArguments) -> Result<ExitCode> {
     disk::probe(&medium, PROBE, move || !used.sessions().is_empty())?;
     let control = listen_for_questions(&cluster, node)?;
     let process = Process::this()?;
+    pool_space::leave(&cluster, node, &medium);
     process.save(&cluster.pid_file(node))?;
     say_ready()?;
     // The keeper hears first that the daemon serves: a daemon that dies after it told others so is started again.

@@ -105,7 +105,7 @@ impl Chain {
         let status = &self.node.statuses()[number as usize - 1];
         let said =
             [&status["failure"], &status["chain"]["follow_end"]].map(|why| why.as_str().unwrap_or_default());
-        said.join(" ").to_lowercase()
+        said.join(" ").trim().to_lowercase()
     }
 
     /// The node that leads, if one does.
