@@ -33,8 +33,8 @@ impl EventCounter {
 
     /// The current value. A thread reads it before it checks for work, and passes it to [`Self::wait`].
     pub fn value(&self) -> u32 {
-        // Acquire: pairs with the SeqCst addition of the notifier.
-        self.count.load(Ordering::Acquire)
+        // SeqCst: pairs with the addition of the notifier; a thread that sleeps elsewhere says so before it reads the value.
+        self.count.load(Ordering::SeqCst)
     }
 
     /// Counts an event, and wakes all sleepers.

@@ -222,7 +222,15 @@ impl ConnectionCore {
             if over {
                 return Err(Error::TimedOut);
             }
-            waiter.get_or_insert_with(|| Waiter::new(&*self.link));
+            let now = self.host.now();
+            if until.is_some_and(|until| now >= until) {
+                // Checks once more, with what has arrived: a caller whose deadline is over does not poll.
+                self.drive();
+                self.tick(now);
+                over = true;
+                continue;
+            }
+            waiter.get_or_insert_with(|| Waiter::new(&*self.link, &*self.host));
             // Another thread that drives the link notifies the counter.
             let moved = || self.drive() || counter.value() != seen;
             if self.spin.poll(&*self.host, moved) {
@@ -230,19 +238,11 @@ impl ConnectionCore {
             }
             let now = self.host.now();
             self.tick(now);
-            if until.is_some_and(|until| now >= until) {
-                // Checks once more: the result may have arrived at the deadline.
-                over = true;
-                continue;
-            }
-            if !self.link.arm() {
-                continue;
-            }
-            slept.get_or_insert(now);
             let wake = [until, self.link.next_due(), self.next_tick(now)].into_iter().flatten().min();
-            match counter.wait(&*self.host, seen, wake) {
-                Waited::Woken | Waited::TimedOut => {}
-                Waited::Interrupted => return Err(Error::Interrupted),
+            match self.link.sleep(&*self.host, seen, wake) {
+                Some(Waited::Woken | Waited::TimedOut) => _ = slept.get_or_insert(now),
+                Some(Waited::Interrupted) => return Err(Error::Interrupted),
+                None => {}
             }
         }
     }
@@ -286,7 +286,7 @@ impl ConnectionCore {
         drop(state);
         self.mark_fenced();
         drop(fencing);
-        self.link.counter().notify(&*self.host);
+        self.link.notify(&*self.host);
     }
 
     /// Marks the fence as executed, and wakes the threads that wait for it.
@@ -532,7 +532,7 @@ impl Driver for ConnectionCore {
         if ending {
             self.fence();
         } else {
-            self.link.counter().notify(&*self.host);
+            self.link.notify(&*self.host);
         }
         true
     }

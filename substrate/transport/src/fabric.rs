@@ -4,9 +4,10 @@
 //!
 //! A software provider makes progress only inside calls of libfabric. A thread that waits for a connection polls it.
 //! For all other connections there is one progress thread for each domain, which sleeps until a queue has an event. A
-//! queue for which a thread waits is left to that thread, which is woken if it sleeps: the progress thread checks the queue
-//! again after [`Settings::look_again`], then after twice the time, up to `LOOKS_MAX` times it, and takes the queue back once
-//! no thread polls it.
+//! queue for which a thread waits is left to that thread, which polls, then sleeps until the descriptors of the queue have an
+//! event: a progress thread between them would cost each message a second wake-up. The progress thread checks the queue again
+//! after [`Settings::look_again`], then after twice the time, up to `LOOKS_MAX` times it (`SLEEPER_LOOKS_MAX` while its user
+//! sleeps), and takes the queue back once no thread waits for it.
 //!
 //! The provider listens only for one authenticated peer at a time: `control`.
 //!
@@ -40,6 +41,7 @@ use sys::{Domain, Facts};
 
 /// See the module.
 const LOOKS_MAX: u32 = 8;
+const SLEEPER_LOOKS_MAX: u32 = 64;
 
 /// Number of successful checks in a row after which the progress thread leaves a queue alone for as long.
 const TURNS_MAX: u32 = 8;
@@ -176,8 +178,7 @@ impl Running {
         let inner = Arc::new(Inner {
             // SAFETY: a new descriptor.
             set: unsafe { descriptor("epoll_create1", libc::epoll_create1(libc::EPOLL_CLOEXEC)) }?,
-            // SAFETY: as above.
-            wake: unsafe { descriptor("eventfd", libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }?,
+            wake: event_descriptor()?,
             stop: Word::new(0),
             ids: LongWord::new(CONNECTIONS + 1),
             tick: settings.silence.map(|silence| silence / 4),
@@ -383,7 +384,7 @@ impl Inner {
             true => {
                 // Relaxed: a hint.
                 link.seen.store(link.driven.load(Ordering::Relaxed), Ordering::Relaxed);
-                link.counter().notify(&*self.host);
+                link.notify(&*self.host);
                 DriveResult::Left
             }
             false => self.serve(link),
@@ -411,8 +412,15 @@ impl Inner {
             if is_polled {
                 link.seen.store(driven, Ordering::Relaxed);
             }
-            let (look, span) = match is_polled {
-                true => (DriveResult::Left, (span * 2).min(self.look_again * LOOKS_MAX)),
+            let is_waited_for = link.is_waited_for();
+            if is_waited_for && !is_polled {
+                // Its user sleeps, and the next event wakes it. Bytes that another thread posted may have to be sent.
+                link.driver().inspect(|driver| _ = driver.drive());
+                link.seen.store(link.driven.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            let looks_max = if is_waited_for { SLEEPER_LOOKS_MAX } else { LOOKS_MAX };
+            let (look, span) = match is_polled || is_waited_for {
+                true => (DriveResult::Left, (span * 2).min(self.look_again * looks_max)),
                 false => (self.serve(&link), self.look_again),
             };
             self.keep(link.id, &look, span, watched);
@@ -479,7 +487,7 @@ impl Inner {
             });
             // If the user is driving, the notification makes it drive again.
             self.attend(&link, watched);
-            link.counter().notify(&*self.host);
+            link.notify(&*self.host);
         }
     }
 
@@ -566,6 +574,12 @@ unsafe fn descriptor(call: &'static str, raw: i32) -> Result<OwnedFd, Error> {
     }
     // SAFETY: by the contract above.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// A descriptor that becomes readable by a write, until it is read.
+fn event_descriptor() -> Result<OwnedFd, Error> {
+    // SAFETY: a new descriptor.
+    unsafe { descriptor("eventfd", libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }
 }
 
 /// A number that identifies the calling thread among all live threads.

@@ -8,8 +8,9 @@
 use crate::error::{Ended, Error};
 use crate::memory::{Bytes, Local, Rights};
 use format::wire::{ControlKind, WireRegion};
+use ipc::host::Waited;
 use ipc::sync::{Ordering, Word};
-use ipc::{EventCounter, Time};
+use ipc::{EventCounter, Host, Time};
 use pmem::Region;
 use std::any::Any;
 use std::net::IpAddr;
@@ -99,7 +100,8 @@ pub(crate) trait Link: Send + Sync {
     /// Sets the driver that the progress thread calls while no user waits for the connection.
     fn attach(&self, driver: Weak<dyn Driver>);
 
-    /// Number of threads that wait for the connection, polling or asleep; `None` if no other thread drives the link.
+    /// Number of threads that wait for the connection, polling or asleep; `None` if no other thread drives the link. While
+    /// there are some, one of them drives it, or sleeps until it has an event.
     fn waiters(&self) -> Option<&Word> {
         None
     }
@@ -116,6 +118,16 @@ pub(crate) trait Link: Send + Sync {
 
     /// Prepares for sleeping: the next event will notify the counter. False: the caller must drive again first.
     fn arm(&self) -> bool;
+
+    /// Sleeps until the next event, or until the counter has another value than `seen`. `None`: the caller must drive again first.
+    fn sleep(&self, host: &dyn Host, seen: u32, until: Option<Time>) -> Option<Waited> {
+        self.arm().then(|| self.counter().wait(host, seen, until))
+    }
+
+    /// Notifies the counter, and wakes the threads that sleep in [`Self::sleep`].
+    fn notify(&self, host: &dyn Host) {
+        self.counter().notify(host);
+    }
 
     /// The time at which something will arrive without an event, if there is one.
     fn next_due(&self) -> Option<Time>;
@@ -134,20 +146,26 @@ pub(crate) trait Link: Send + Sync {
 }
 
 /// Counts a thread that waits for a link, also if the thread unwinds.
-pub(crate) struct Waiter<'a>(Option<&'a Word>);
+pub(crate) struct Waiter<'a> {
+    link: &'a dyn Link,
+    host: &'a dyn Host,
+}
 
 impl<'a> Waiter<'a> {
-    pub fn new(link: &'a dyn Link) -> Self {
-        let waiters = link.waiters();
-        // Relaxed, here and below: a hint for the progress thread, which looks again after a while.
-        waiters.inspect(|waiters| _ = waiters.fetch_add(1, Ordering::Relaxed));
-        Self(waiters)
+    pub fn new(link: &'a dyn Link, host: &'a dyn Host) -> Self {
+        // SeqCst, here and below: a thread that leaves sees each one that went to sleep because this one was driving.
+        link.waiters().inspect(|waiters| _ = waiters.fetch_add(1, Ordering::SeqCst));
+        Self { link, host }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.inspect(|waiters| _ = waiters.fetch_add(u32::MAX, Ordering::Relaxed));
+        let before = self.link.waiters().map_or(0, |waiters| waiters.fetch_add(u32::MAX, Ordering::SeqCst));
+        // One of the others drives the link from now on.
+        if before > 1 {
+            self.link.notify(self.host);
+        }
     }
 }
 

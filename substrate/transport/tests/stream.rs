@@ -8,8 +8,7 @@ mod support;
 
 use format::wire::WireRegion;
 use ipc::{Host, SystemHost};
-use std::fs;
-use support::{Bed, join, patient, soon};
+use support::{Bed, join, patient, sleeps_of_progress_threads, soon};
 use transport::{Bytes, Event, Rights, Settings, dram};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -18,22 +17,6 @@ const WRITES: u64 = 8000;
 
 /// Number of writes for each write with an immediate.
 const TOLD: u64 = 16;
-
-/// Number of times the progress threads of this process went to sleep.
-fn sleeps_of_progress_threads() -> u64 {
-    let mut sum = 0;
-    for thread in fs::read_dir("/proc/self/task").unwrap() {
-        let folder = thread.unwrap().path();
-        // A thread may end between the two calls.
-        let Ok(name) = fs::read_to_string(folder.join("comm")) else { continue };
-        let Ok(status) = fs::read_to_string(folder.join("status")) else { continue };
-        if name.trim() == "transport" {
-            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
-            sum += line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
-        }
-    }
-    sum
-}
 
 #[test]
 fn a_stream_leaves_the_progress_threads_alone() {

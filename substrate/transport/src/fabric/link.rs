@@ -5,23 +5,28 @@
 //! ends the peer's access (tcp: its socket is no longer read; verbs: its queue pair is destroyed), and the provider
 //! no longer touches the buffers.
 //!
-//! A waiting thread polls its own completions. While no thread waits, the descriptors of the queue are armed in the
-//! progress thread's set, for one event. Locks: `completions`, then the state of the connection above, then `posting`
+//! A waiting thread polls its own completions, then sleeps on the descriptors of the queue; of several that sleep, the others
+//! wait for the counter. While no thread waits, the descriptors are armed in the progress thread's set, for one event. Locks: `completions`, then the state of the connection above, then `posting`
 //! or `pending`.
 
-use super::Running;
-use super::sys::{Completion, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View};
+use super::sys::{
+    Completion, DESCRIPTORS, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View,
+};
+use super::{Running, event_descriptor};
 use crate::error::{Ended, Error};
 use crate::link::{Arrival, Driver, Immediate, Link, LinkShape, Operation};
 use crate::memory::{Bytes, INLINE_BYTES_MAX, Local, Rights};
 use format::wire::WireRegion;
+use ipc::host::Waited;
 use ipc::sync::{Ordering, Word};
-use ipc::{EventCounter, Lock, Time};
+use ipc::{EventCounter, Host, Lock, Time};
 use pmem::Region;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use zerocopy::little_endian::U64;
 
 /// Limit of frames in progress that are too long to be inline.
@@ -63,6 +68,11 @@ pub(crate) struct FabricLink {
     up: Word,
     /// See [`Link::waiters`].
     waiters: Word,
+    /// Held by the thread that sleeps on the descriptors.
+    sleeper: Lock<()>,
+    /// 1 while that thread may be asleep: then the descriptor `bell` wakes it.
+    asleep: Word,
+    bell: OwnedFd,
     /// Number of calls of `drive`.
     pub(super) driven: Word,
     /// The value of `driven` when the progress thread last checked it.
@@ -112,6 +122,14 @@ impl FabricLink {
         };
         let half = CompletionHalf { open: true, batch: [Completion::default(); BATCH], set: Vec::new() };
         let posting = PostingHalf { open: true, free: (0..SEND_BUFFERS).collect() };
+        let bell = match event_descriptor() {
+            Ok(bell) => bell,
+            Err(error) => {
+                // SAFETY: it has no other user.
+                unsafe { raw.close() };
+                return Err(error);
+            }
+        };
         let link = Arc::new(Self {
             id: running.next_id(),
             running: running.clone(),
@@ -123,7 +141,10 @@ impl FabricLink {
             posting: Lock::new(host.clone(), posting),
             pending: Lock::new(host.clone(), VecDeque::new()),
             has_pending: Word::new(0),
-            driver: Lock::new(host, None),
+            driver: Lock::new(host.clone(), None),
+            sleeper: Lock::new(host, ()),
+            asleep: Word::new(0),
+            bell,
             up: Word::new(0),
             waiters: Word::new(0),
             driven: Word::new(0),
@@ -330,6 +351,80 @@ impl FabricLink {
     }
 }
 
+/// How a queue is that a thread wants to leave alone.
+enum Quiet {
+    /// It has something to do.
+    Not,
+    /// It is closed, and has no more events.
+    Closed,
+    /// It has nothing to do until one of so many descriptors has an event. Space for one more is behind them.
+    Until([libc::pollfd; DESCRIPTORS + 1], usize),
+}
+
+impl FabricLink {
+    fn quiet(&self, completions: &CompletionHalf) -> Quiet {
+        if !completions.open {
+            return Quiet::Closed;
+        }
+        if !self.pending.lock().is_empty() {
+            return Quiet::Not;
+        }
+        // SAFETY: open, and locked.
+        if !unsafe { self.raw.may_sleep(self.running.domain()) } {
+            return Quiet::Not;
+        }
+        // SAFETY: open, and locked.
+        let (found, count) = unsafe { self.raw.descriptors() };
+        assert!(count > 0, "a queue that is asked can be waited for");
+        let mut descriptors = [libc::pollfd { fd: -1, events: 0, revents: 0 }; DESCRIPTORS + 1];
+        descriptors[..count].copy_from_slice(&found[..count]);
+        // Bytes may move without completing an operation: the caller must drive again.
+        if is_ready(&mut descriptors[..count]) { Quiet::Not } else { Quiet::Until(descriptors, count) }
+    }
+
+    /// Sleeps until a descriptor has an event; the last one is the bell.
+    fn sleep_on(
+        &self,
+        descriptors: &mut [libc::pollfd],
+        host: &dyn Host,
+        seen: u32,
+        until: Option<Time>,
+    ) -> Waited {
+        let left = until.map(|until| until.since(host.now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Waited::TimedOut;
+        }
+        // SeqCst: pairs with the load in `notify`. Either that sees the store, or this thread sees its count.
+        self.asleep.store(1, Ordering::SeqCst);
+        let slept = if self.counter.value() == seen { wait_for(descriptors, left) } else { Waited::Woken };
+        self.asleep.store(0, Ordering::SeqCst);
+        if descriptors.last().is_some_and(|bell| bell.revents != 0) {
+            let mut count = [0u8; 8];
+            // SAFETY: eight bytes of ours are written. With nothing to read the call ends at once.
+            unsafe { libc::read(self.bell.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        }
+        slept
+    }
+}
+
+/// Waits until one of the descriptors is ready.
+fn wait_for(descriptors: &mut [libc::pollfd], left: Option<Duration>) -> Waited {
+    let left = left.map(|left| libc::timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let (first, count) = (descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t);
+    // SAFETY: the descriptors and the time are ours, and only the returned events are written.
+    match unsafe { libc::ppoll(first, count, left, std::ptr::null()) } {
+        0 => Waited::TimedOut,
+        1.. => Waited::Woken,
+        _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => Waited::Interrupted,
+        // The caller drives the link, and finds what is wrong.
+        _ => Waited::Woken,
+    }
+}
+
 /// True if one of the descriptors is ready.
 fn is_ready(descriptors: &mut [libc::pollfd]) -> bool {
     // SAFETY: the descriptors are ours, and only their returned events are written.
@@ -409,26 +504,41 @@ impl Link for FabricLink {
 
     fn arm(&self) -> bool {
         let Some(mut completions) = self.completions.try_lock() else { return false };
-        if !completions.open {
-            return true;
+        match self.quiet(&completions) {
+            Quiet::Closed => true,
+            Quiet::Not => false,
+            Quiet::Until(descriptors, count) => {
+                self.running.watch(self.id, &descriptors[..count], &mut completions.set);
+                true
+            }
         }
-        if !self.pending.lock().is_empty() {
-            return false;
+    }
+
+    fn sleep(&self, host: &dyn Host, seen: u32, until: Option<Time>) -> Option<Waited> {
+        let Some(_sleeper) = self.sleeper.try_lock() else {
+            // The other one drives the link and notifies the counter.
+            return Some(self.counter.wait(host, seen, until));
+        };
+        let quiet = self.quiet(&*self.completions.try_lock()?);
+        match quiet {
+            Quiet::Closed => Some(self.counter.wait(host, seen, until)),
+            Quiet::Not => None,
+            Quiet::Until(mut descriptors, count) => {
+                descriptors[count] =
+                    libc::pollfd { fd: self.bell.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                Some(self.sleep_on(&mut descriptors[..=count], host, seen, until))
+            }
         }
-        // SAFETY: open, and locked.
-        if !unsafe { self.raw.may_sleep(self.running.domain()) } {
-            return false;
+    }
+
+    fn notify(&self, host: &dyn Host) {
+        self.counter.notify(host);
+        // SeqCst: pairs with the store in `sleep_on`.
+        if self.asleep.load(Ordering::SeqCst) != 0 {
+            let one = 1u64.to_ne_bytes();
+            // SAFETY: eight bytes of ours are read. A counter that is full wakes too.
+            unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         }
-        // SAFETY: open, and locked.
-        let (mut descriptors, count) = unsafe { self.raw.descriptors() };
-        let descriptors = &mut descriptors[..count];
-        assert!(!descriptors.is_empty(), "a queue that is asked can be waited for");
-        // Bytes may move without completing an operation: the caller must drive again.
-        if is_ready(descriptors) {
-            return false;
-        }
-        self.running.watch(self.id, descriptors, &mut completions.set);
-        true
     }
 
     fn next_due(&self) -> Option<Time> {

@@ -6,6 +6,7 @@
 
 use format::{Epoch, NodeId};
 use ipc::{Host, SystemHost, Time};
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 use transport::{ClusterKey, Connection, Endpoint, Event, Fabric, Identity, Network, Settings};
@@ -166,6 +167,22 @@ pub fn join(bed: &Bed, one: &Endpoint, two: &Endpoint) -> (Connection, Connectio
     });
     let here = bed.inside(1, || one.connect(&address, id(2), soon()).unwrap());
     (here, accepting.join())
+}
+
+/// Number of times the progress threads of this process went to sleep.
+pub fn sleeps_of_progress_threads() -> u64 {
+    let mut sum = 0;
+    for thread in fs::read_dir("/proc/self/task").unwrap() {
+        let folder = thread.unwrap().path();
+        // A thread may end between the two calls.
+        let Ok(name) = fs::read_to_string(folder.join("comm")) else { continue };
+        let Ok(status) = fs::read_to_string(folder.join("status")) else { continue };
+        if name.trim() == "transport" {
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+            sum += line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+        }
+    }
+    sum
 }
 
 /// A thread with a result.
