@@ -378,7 +378,7 @@ impl Daemon {
     pub fn feed_copies(&self) -> Result<(), Error> {
         self.core.copies.all().iter().try_for_each(|copy| {
             let fed = self.core.feed_round(copy);
-            self.core.stop_if_failed(fed)
+            self.core.stop_if_failed(fed).map(drop)
         })
     }
 

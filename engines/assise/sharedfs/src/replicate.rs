@@ -27,8 +27,10 @@ use transport::Connection;
 
 /// How long a daemon that stops waits for a copy that says nothing.
 pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two rounds of the background stream.
+/// Pause between two rounds of the background stream. It is doubled after each round that found nothing to send, up to
+/// [`IDLE_ROUND`]: records that no fsync follows are in memory that all programs share, so nothing announces them.
 const ROUND: Duration = Duration::from_millis(5);
+const IDLE_ROUND: Duration = Duration::from_millis(20);
 /// Bytes of a log that the background stream sends in a round.
 const BACKGROUND_BYTES: usize = 1 << 20;
 
@@ -468,8 +470,10 @@ impl Core {
         self.state.lock().live(id).map(|_| ())
     }
 
-    /// One round of the background stream to a copy: something of each log that it lacks, and the ledger.
-    pub fn feed_round(&self, copy: &crate::copies::Copy) -> Result<(), Error> {
+    /// One round of the background stream to a copy: something of each log that it lacks, and the ledger. Returns whether it
+    /// lacked anything.
+    pub fn feed_round(&self, copy: &crate::copies::Copy) -> Result<bool, Error> {
+        let mut lacked = false;
         let sessions: Vec<SessionId> = self.state.lock().sessions.keys().copied().collect();
         for id in sessions {
             let item = {
@@ -484,6 +488,7 @@ impl Core {
                 && copy.has(item.log, item.up_to, Sequence::new(0)) == Has::Less
             {
                 copy.push(Some(&item), &ledger, BACKGROUND_BYTES)?;
+                lacked = true;
             }
         }
         let (last, ledger) = {
@@ -492,8 +497,9 @@ impl Core {
         };
         if !copy.has_ledger(last) {
             copy.push(None, &ledger, 0)?;
+            lacked = true;
         }
-        Ok(())
+        Ok(lacked)
     }
 
     /// Takes what the copies have said; false if that is nothing.
@@ -525,16 +531,21 @@ impl Core {
 
     /// The thread that feeds one copy in the background, until it counts no more or the daemon has stopped.
     pub fn feed(&self, node: NodeId) {
+        let mut pause = ROUND;
         while let Some(copy) = self.copies.of(node) {
             // Acquire: pairs with the Release of `Daemon::stop`.
             if self.ending.load(Ordering::Acquire) != 0 || self.state.lock().is_stopped() {
                 return;
             }
-            // One that passes, as a lack of descriptors does, costs a round.
-            if self.stop_if_failed(self.feed_round(&copy)).is_err() && self.state.lock().is_stopped() {
+            pause = match self.stop_if_failed(self.feed_round(&copy)) {
+                Ok(false) => IDLE_ROUND.min(pause * 2),
+                // An error that passes, as a lack of descriptors does, costs a round.
+                Ok(true) | Err(_) => ROUND,
+            };
+            if self.state.lock().is_stopped() {
                 return;
             }
-            let until = self.host.now().after(ROUND);
+            let until = self.host.now().after(pause);
             match copy.listen_behind(until) {
                 Listened::Executed => self.note_executed(),
                 Listened::Synced => self.announce_work(),
