@@ -38,7 +38,7 @@ pub const FIRST_SPACE: u64 = 1 << 20;
 /// Bytes of a fetch.
 const WINDOW_BYTES: u64 = 64 << 10;
 
-/// Fewer bytes are read by `pread`: a long digest fetches more at a time.
+/// Fewer bytes are read by `pread` while there is no mapping: a long digest fetches more at a time, and makes one.
 const MAPPED_BYTES_MIN: u64 = WINDOW_BYTES / 2;
 
 /// Bytes of the first fetch if few frames are expected: a header, and the rest of a short frame. Memory behind the last frame is
@@ -148,11 +148,14 @@ impl LongReading {
     fn read(&self, region: &Region, offset: u64, target: &mut [u8]) -> bool {
         let count = target.len();
         let end = offset + count as u64;
-        if (count as u64) < MAPPED_BYTES_MIN || end > self.read_to.load(Ordering::Relaxed) {
+        if end > self.read_to.load(Ordering::Relaxed) {
             return false;
         }
-        let mapping = self.mapping.get_or_init(|| region.map_for_reading());
-        let mapping = mapping.as_ref().filter(|mapping| end <= mapping.bytes());
+        let mapping = match (count as u64) < MAPPED_BYTES_MIN {
+            true => self.mapping.get(),
+            false => Some(self.mapping.get_or_init(|| region.map_for_reading())),
+        };
+        let mapping = mapping.and_then(Option::as_ref).filter(|mapping| end <= mapping.bytes());
         mapping.is_some_and(|mapping| mapping.copy_to(offset, &mut Sink::from(target), count).is_ok())
     }
 }
