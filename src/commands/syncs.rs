@@ -66,6 +66,24 @@ fn print(arguments: &Latency, beside: &Path, rows: &[SyncRow]) {
     table("99 of 100", &|times| times.p99_ns);
     say::line("");
     say::line(
+        "Medians of a program that sleeps for a millisecond before each write, and of the floor after the same pause:",
+    );
+    line(&["bytes", "hearth", "floor", "ratio"].map(String::from));
+    for row in rows {
+        let (hearth, floor) = (row.paused.p50_ns, row.paused_floor.p50_ns);
+        line(&[row.bytes.to_string(), us(hearth), us(floor), ratio(hearth, floor)]);
+    }
+    for row in rows {
+        let Some(first) = row.first_pass else { continue };
+        say::line("");
+        say::line(format_args!(
+            "While the kernel still provides the memory of the program's log, {} bytes take {}: not in the tables.",
+            row.bytes,
+            us(first.p50_ns)
+        ));
+    }
+    say::line("");
+    say::line(
         "Medians by the processors of program, head and copy, which are the same for Hearth and the floor:",
     );
     line(&["bytes", "processors", "hearth", "floor", "ratio"].map(String::from));
