@@ -24,6 +24,8 @@ pub const LOOK: Duration = Duration::from_millis(50);
 const STEP_MAX: Duration = Duration::from_millis(100);
 /// So long a disk may take before that is told. A flush of a busy disk may take a second.
 const TOLD: Duration = Duration::from_secs(2);
+/// From here on an operation may be one that never returns.
+const STALL: Duration = Duration::from_millis(100);
 /// How often it is looked whether the log has to tell something.
 const LOG_LOOK: Duration = Duration::from_millis(500);
 /// No operation is outstanding.
@@ -81,8 +83,8 @@ impl DiskStall {
             let elapsed = now.since(last);
             let time = meter.look(elapsed);
             last = now;
-            // Only then it matters, and is read.
-            let silence = match time.is_some_and(|time| time >= TOLD / 2) {
+            // Only then it is read: operations that take no longer are no stall.
+            let silence = match time.is_some_and(|time| time >= STALL) {
                 true => silence.step(elapsed.min(STEP_MAX), device.number()),
                 false => Duration::ZERO,
             };
