@@ -1,11 +1,13 @@
 //! Obstacles outside of Hearth that keep the processes of a node from starting: limits of this process, which they inherit, and
-//! a full disk. Their errors name a call that failed, and not the limit.
+//! a full disk. Their errors name a call that failed, and not the limit. One that is told before: pools on a file system that is too small.
 
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};
-use rustix::fs::statvfs;
+use rustix::fs::{stat, statvfs};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// A limit on file sizes below which the kernel may kill this process where it writes settings, and the daemon cannot write its
 /// log. A pool that exists needs only the size of a program's log.
@@ -105,4 +107,43 @@ fn of_folders(cluster: &Cluster, folders: &[PathBuf]) -> String {
         )
     });
     format!("{}{}", disk.unwrap_or_default(), limits())
+}
+
+/// A sentence for each file system whose pools may hold more than it has for them. It ends no command: a pool takes space as it
+/// needs it, and its owner may know that there will be more.
+pub fn small_media(cluster: &Cluster) -> Vec<String> {
+    let mut pools: BTreeMap<u64, Vec<&Node>> = BTreeMap::new();
+    for node in &cluster.settings.nodes {
+        if let Ok(pool) = stat(&node.pool) {
+            pools.entry(pool.st_dev).or_default().push(node);
+        }
+    }
+    let capacity = cluster.settings.capacity_bytes;
+    pools.into_values().filter_map(|nodes| small_medium(&nodes, capacity)).collect()
+}
+
+fn small_medium(nodes: &[&Node], capacity: u64) -> Option<String> {
+    let medium = statvfs(&nodes.first()?.pool).ok()?;
+    let used: u64 = nodes.iter().map(|node| used_bytes(&node.pool)).sum();
+    let (count, room) =
+        (nodes.len() as u64, used.saturating_add(medium.f_bavail.saturating_mul(medium.f_frsize)));
+    let wanted = capacity.saturating_mul(count);
+    (room < wanted).then(|| {
+        let paths: Vec<_> = nodes.iter().map(|node| node.pool.display().to_string()).collect();
+        format!(
+            "{} may hold {} MiB of data{} (--capacity), and {} file system has {} MiB for it: when that is full, writes that need new \
+             space get ENOSPC",
+            paths.join(" and "),
+            capacity >> 20,
+            if count > 1 { " each" } else { "" },
+            if count > 1 { "their" } else { "its" },
+            room >> 20
+        )
+    })
+}
+
+/// Bytes that the files of a folder take on their disk.
+pub fn used_bytes(folder: &Path) -> u64 {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512)).sum()
 }

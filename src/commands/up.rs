@@ -22,7 +22,7 @@ use rustix::fs::statvfs;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
@@ -56,6 +56,7 @@ pub(super) fn run(arguments: &Up) -> Result<ExitCode> {
         agree(&cluster, arguments)?;
         if let Some(nodes) = arguments.nodes.filter(|nodes| *nodes as usize > cluster.settings.nodes.len()) {
             chain::growth::grow(&mut cluster, nodes, (arguments.lease, arguments.patience))?;
+            say_small_media(&cluster);
         }
         choose_mount(&mut cluster, arguments)?;
         start_all(&cluster).map_err(|failed| failed.told(&cluster))?;
@@ -98,8 +99,7 @@ fn choose_mount(cluster: &mut Cluster, arguments: &Up) -> Result<()> {
 /// Prints how much space the pools of a new cluster take on their media, which is more than their contents.
 fn say_room(cluster: &Cluster) {
     for node in &cluster.settings.nodes {
-        let files = fs::read_dir(&node.pool).into_iter().flatten().flatten();
-        let bytes: u64 = files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512)).sum();
+        let bytes = obstacles::used_bytes(&node.pool);
         say::line(format_args!(
             "Its pool {} takes {} MiB from the start, and more as files come: it may hold {} MiB of data (--capacity)",
             node.pool.display(),
@@ -107,6 +107,11 @@ fn say_room(cluster: &Cluster) {
             cluster.settings.capacity_bytes >> 20
         ));
     }
+    say_small_media(cluster);
+}
+
+fn say_small_media(cluster: &Cluster) {
+    obstacles::small_media(cluster).iter().for_each(|warning| say::aside(format_args!("hearth: {warning}")));
 }
 
 /// Makes a cluster and starts it for the first time.
