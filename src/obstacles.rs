@@ -1,5 +1,6 @@
 //! Obstacles outside of Hearth that keep the processes of a node from starting: limits of this process, which they inherit, and
-//! a full disk. Their errors name a call that failed, and not the limit. One that is told before: pools on a file system that is too small.
+//! a full disk. Their errors name a call that failed, and not the limit. One is told before: pools that may hold more than their
+//! file system has for them.
 
 use crate::cluster::{Cluster, Node};
 use crate::error::{Error, Result};

@@ -6,8 +6,9 @@
 //! no longer touches the buffers.
 //!
 //! A waiting thread polls its own completions, then sleeps on the descriptors of the queue; of several that sleep, the others
-//! wait for the counter. While no thread waits, the descriptors are armed in the progress thread's set, for one event. Locks: `completions`, then the state of the connection above, then `posting`
-//! or `pending`.
+//! wait for the counter. While no thread waits, the descriptors are armed in the progress thread's set, for one event.
+//!
+//! Locks: `sleeper`, then `completions`, then the state of the connection above, then `posting` or `pending`.
 
 use super::sys::{
     Completion, DESCRIPTORS, DONE, Domain, FRAME, IMMEDIATE, Piece, RawEndpoint, Registered, View,
