@@ -42,7 +42,7 @@ fn sleepy() -> Settings {
 #[test]
 fn a_message_for_a_sleeping_thread_wakes_no_other() {
     let support::Pair { one: _one, two: _two, here, there } = support::Pair::new(&Bed::Tcp, &sleepy());
-    let before = sleeps_of_progress_threads();
+    let (start, before) = (SystemHost.now(), sleeps_of_progress_threads());
     let answering = spawn("answers", move || {
         for _ in 0..ROUNDS {
             let heard = message(&there);
@@ -56,10 +56,11 @@ fn a_message_for_a_sleeping_thread_wakes_no_other() {
     }
     let sleeps = sleeps_of_progress_threads() - before;
     drop(answering.join());
-    // A progress thread that is woken for each message sleeps as often.
+    // A progress thread that is woken for each message sleeps as often. Otherwise each looks 20 times a second.
+    let looks = u64::try_from(SystemHost.now().since(start).as_millis()).unwrap() / 10;
     assert!(
-        sleeps < ROUNDS / 2,
-        "{sleeps} sleeps of progress threads for {ROUNDS} messages in each direction"
+        sleeps < ROUNDS / 2 + looks,
+        "{sleeps} sleeps of progress threads for {ROUNDS} messages each way"
     );
 }
 
