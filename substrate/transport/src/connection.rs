@@ -213,6 +213,8 @@ impl ConnectionCore {
         // Since when this thread sleeps.
         let mut slept = None;
         let mut waiter = None;
+        // Whether something came that was not the result.
+        let mut has_taken = false;
         loop {
             let seen = counter.value();
             if let Some(result) = ready(self) {
@@ -230,10 +232,15 @@ impl ConnectionCore {
                 over = true;
                 continue;
             }
+            if has_taken {
+                // The peer's answer comes after what it is sent, and the peer may need this processor for it.
+                self.host.yield_now();
+            }
             waiter.get_or_insert_with(|| Waiter::new(&*self.link, &*self.host));
             // Another thread that drives the link notifies the counter.
             let moved = || self.drive() || counter.value() != seen;
-            if self.spin.poll(&*self.host, moved) {
+            has_taken = self.spin.poll(&*self.host, moved);
+            if has_taken {
                 continue;
             }
             let now = self.host.now();

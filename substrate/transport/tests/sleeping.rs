@@ -5,12 +5,14 @@
 
 mod support;
 
-use ipc::sync::Word;
-use ipc::{Host, SystemHost};
+use format::Epoch;
+use ipc::host::{Join, Waited};
+use ipc::sync::{Ordering, Word};
+use ipc::{Host, SystemHost, Time};
 use std::fs;
 use std::sync::Arc;
 use support::{Bed, LIMIT, in_ms, message, patient, sleeps_of_progress_threads, soon, spawn};
-use transport::{Error, Event, Settings};
+use transport::{Error, Event, Fabric, Settings};
 
 /// Messages in each direction.
 const ROUNDS: u64 = 500;
@@ -107,4 +109,62 @@ fn a_thread_whose_deadline_is_over_does_not_poll() {
     let until = soon();
     let heard = std::iter::repeat_with(arrived).take_while(|_| SystemHost.now() < until).flatten().next();
     assert!(matches!(heard, Some(Event::Message(message)) if message == b"arrived"));
+}
+
+/// The machine, which counts the yields.
+struct Yields(Word);
+
+impl Host for Yields {
+    fn now(&self) -> Time {
+        SystemHost.now()
+    }
+
+    fn wall(&self) -> i64 {
+        SystemHost.wall()
+    }
+
+    fn random(&self) -> u64 {
+        SystemHost.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Join>, ipc::Error> {
+        SystemHost.spawn(name, body)
+    }
+
+    fn wait(&self, word: &Word, expected: u32, until: Option<Time>) -> Waited {
+        SystemHost.wait(word, expected, until)
+    }
+
+    fn wake(&self, word: &Word, count: u32) {
+        SystemHost.wake(word, count);
+    }
+
+    fn yield_now(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_thread_that_has_sent_yields_before_it_looks_for_the_answer() {
+    let host = Arc::new(Yields(Word::new(0)));
+    let fabric = Fabric::tcp("127.0.0.1");
+    let one = fabric.endpoint(host.clone(), support::identity(1), Epoch::new(1), sleepy()).unwrap();
+    let two = Bed::Tcp.endpoint(2, &sleepy());
+    let (here, there) = support::join(&Bed::Tcp, &one, &two);
+    let answering = spawn("answers", move || {
+        for _ in 0..ROUNDS {
+            let heard = message(&there);
+            there.send(&heard, Some(soon())).unwrap();
+        }
+        there
+    });
+    let before = host.0.load(Ordering::Relaxed);
+    for round in 0..ROUNDS {
+        here.send(&round.to_le_bytes(), Some(soon())).unwrap();
+        assert_eq!(message(&here), round.to_le_bytes());
+    }
+    let yields = u64::from(host.0.load(Ordering::Relaxed) - before);
+    drop(answering.join());
+    // Of its own message it finds at first that it was sent. A progress thread may find it.
+    assert!(yields > ROUNDS / 2, "{yields} yields for {ROUNDS} messages each way");
 }
