@@ -2,6 +2,9 @@
 //!
 //! Each round has a cluster of its own, so that its first row finds a pool that was never written; with several nodes it has a
 //! further one of one node. Figures are medians of the rounds.
+//!
+//! A virtual machine gets memory from its host page by page when it first uses it, and gives back what is free for a few seconds.
+//! That takes as long as all else in a write. So as much memory as a row uses is taken and freed just before each run.
 
 use super::bench::{Measuring, print_json, with_cluster};
 use super::{Measure, Sustained, run};
@@ -9,13 +12,20 @@ use crate::error::{Error, Result};
 use crate::say;
 use crate::sustained::{Figure, Load};
 use clap::builder::PossibleValuesParser;
+use rustix::fs::statvfs;
 use serde::Serialize;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 /// Data that the pool of a round may hold, in MiB: more than a row writes, since what it removed is freed a moment later.
 const CAPACITY_MIB: u64 = 6 << 10;
+
+/// Bytes of a write that takes memory.
+const PIECE_BYTES: usize = 1 << 20;
+/// Memory that a row uses on a node beside what it writes, in MiB: the logs, and the longest file before its blocks are replaced.
+const BESIDE_MIB: u64 = 1536;
 
 /// A row of the table.
 struct Row {
@@ -98,6 +108,7 @@ pub(super) fn sustained(arguments: &Sustained) -> Result<ExitCode> {
                 tell(row, "");
                 let tree = in_tree(measuring, row, arguments.mib)?;
                 let scratch = &measuring.scratch;
+                take_memory(measuring, arguments.mib)?;
                 let tmpfs =
                     writers(measuring, row, arguments.mib, scratch, &|| Ok(Command::new(program()?)))?;
                 rounds.push(Round { tree, tmpfs, one_node: None });
@@ -131,9 +142,26 @@ fn program() -> Result<PathBuf> {
 
 /// One row in the tree.
 fn in_tree(measuring: &Measuring<'_>, row: &Row, mib: u32) -> Result<Vec<Figure>> {
+    take_memory(measuring, mib)?;
     let (tree, program) = (measuring.cluster.tree(measuring.node), program()?);
     let preloaded = || run::preloaded(&program, measuring.cluster, measuring.node, &tree);
     writers(measuring, row, mib, &tree, &preloaded)
+}
+
+/// Takes as much memory from the machine as a row uses, and frees it. At most half of what the tmpfs has.
+fn take_memory(measuring: &Measuring<'_>, mib: u32) -> Result<()> {
+    let path = measuring.scratch.join("memory");
+    let free = statvfs(&measuring.scratch)
+        .map(|found| found.f_bavail.saturating_mul(found.f_frsize))
+        .map_err(Error::at("examine", &measuring.scratch))?;
+    let nodes = measuring.cluster.settings.nodes.len() as u64;
+    let wanted = ((u64::from(mib) + BESIDE_MIB) << 20) * nodes;
+    let file = File::create_new(&path).map_err(Error::at("make", &path))?;
+    let piece = vec![1; PIECE_BYTES];
+    let written = (0..wanted.min(free / 2) / PIECE_BYTES as u64)
+        .try_for_each(|index| file.write_all_at(&piece, index * PIECE_BYTES as u64));
+    fs::remove_file(&path).map_err(Error::at("remove", &path))?;
+    written.map_err(Error::at("write", &path))
 }
 
 /// Lets the writers of a row write below a folder, at once. A process of its own makes the folders, so that the writers did
@@ -238,7 +266,10 @@ fn print(arguments: &Sustained, rows: &[&Row], lines: &[Line]) {
          rounds,",
         arguments.bench.medium, arguments.mib, arguments.rounds
     ));
-    say::line("tree and tmpfs in turns. Calls of over 2 ms: percentage of the time that went into them.");
+    say::line(
+        "tree and tmpfs in turns, each after as much memory was written and freed. Calls of over 2 ms: percentage of",
+    );
+    say::line("the time that went into them.");
     say::line("");
     let told = |name: &str, cells: &[String]| {
         let cells: Vec<_> = cells.iter().map(|cell| format!("{cell:>9}")).collect();
